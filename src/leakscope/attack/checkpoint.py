@@ -1,0 +1,90 @@
+"""A half-finished attack on disk, so that it survives Ctrl-C and kill -9."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from leakscope.errors import LeakscopeError
+from leakscope.update import State, read_safetensors, write_safetensors
+
+
+class Saved(NamedTuple):
+    """The state of the loop between two iterations."""
+
+    values: State
+    state: State
+    track: Tensor
+    done: int
+    seconds: float
+
+    def to(self, device: torch.device) -> Saved:
+        """The same on ``device``."""
+        values = {name: tensor.to(device) for name, tensor in self.values.items()}
+        state = {name: tensor.to(device) for name, tensor in self.state.items()}
+        return Saved(values, state, self.track.to(device), self.done, self.seconds)
+
+
+@dataclass
+class Checkpoint:
+    """Stores the loop's state in one file, at most every ``every`` seconds.
+
+    Attributes:
+        path: the file.
+        key: what the state belongs to; a file with another key is ignored and overwritten.
+        every: seconds between two writes.
+    """
+
+    path: Path
+    key: str
+    every: float = 10.0
+    _last: float = field(default_factory=time.monotonic, repr=False)
+
+    def due(self) -> bool:
+        """Whether it is time to write again."""
+        return time.monotonic() - self._last >= self.every
+
+    def save(self, loop: Saved) -> None:
+        """Replace the file, whole or not at all."""
+        tensors = {f"values/{name}": tensor for name, tensor in loop.values.items()}
+        tensors |= {f"state/{name}": tensor for name, tensor in loop.state.items()}
+        tensors["track"] = loop.track
+        metadata = {"key": self.key, "done": str(loop.done), "seconds": repr(loop.seconds)}
+        stored = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+        write_safetensors(stored, metadata, self.path)
+        self._last = time.monotonic()
+
+    def load(self) -> Saved | None:
+        """The stored state, or ``None`` if there is none for this key."""
+        if not self.path.exists():
+            return None
+        try:
+            tensors, metadata = read_safetensors(self.path)
+        except LeakscopeError:
+            return None
+        if metadata.get("key") != self.key:
+            return None
+
+        def part(prefix: str) -> State:
+            return {
+                name.removeprefix(prefix): tensor
+                for name, tensor in tensors.items()
+                if name.startswith(prefix)
+            }
+
+        return Saved(
+            values=part("values/"),
+            state=part("state/"),
+            track=tensors["track"],
+            done=int(metadata["done"]),
+            seconds=float(metadata["seconds"]),
+        )
+
+    def remove(self) -> None:
+        """Delete the file: the attack has finished."""
+        self.path.unlink(missing_ok=True)

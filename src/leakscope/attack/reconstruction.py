@@ -1,0 +1,74 @@
+"""What an attack found."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import Tensor
+
+from leakscope.errors import LeakscopeError
+from leakscope.update import State, read_safetensors, write_safetensors
+
+
+@dataclass(frozen=True, eq=False)
+class Reconstruction:
+    """Images and labels read out of an update.
+
+    Attributes:
+        images: float [N, C, H, W] in [0, 1].
+        labels: integers [N].
+        history: ``loss`` and ``match`` [iterations].
+        seconds: time the attack took.
+        attack: the recipe, as Python reads it.
+        seed: of the random start.
+        labels_known: whether the labels were given (an assumption) or recovered.
+        parameters: what the trajectory learned, such as ``alpha``.
+    """
+
+    images: Tensor
+    labels: Tensor
+    history: dict[str, Tensor]
+    seconds: float
+    attack: str
+    seed: int
+    labels_known: bool
+    parameters: State = field(default_factory=dict)
+
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file, whole or not at all."""
+        tensors = {"images": self.images, "labels": self.labels}
+        tensors |= {f"history/{name}": tensor for name, tensor in self.history.items()}
+        tensors |= {f"parameters/{name}": tensor for name, tensor in self.parameters.items()}
+        header = {
+            "seconds": self.seconds,
+            "attack": self.attack,
+            "seed": self.seed,
+            "labels_known": self.labels_known,
+        }
+        stored = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
+        write_safetensors(stored, {"leakscope.reconstruction": json.dumps(header)}, Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Reconstruction:
+        """Read a file written by :meth:`save`."""
+        tensors, metadata = read_safetensors(Path(path))
+        try:
+            return cls(
+                images=tensors.pop("images"),
+                labels=tensors.pop("labels"),
+                history=_part(tensors, "history/"),
+                parameters=_part(tensors, "parameters/"),
+                **json.loads(metadata["leakscope.reconstruction"]),
+            )
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise LeakscopeError(f"{path} is not a reconstruction: {error!r}") from None
+
+
+def _part(tensors: State, prefix: str) -> State:
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }

@@ -1,0 +1,122 @@
+"""Attacks an update that someone captured: no truth, so no scores, only what can be seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from leakscope import models
+from leakscope.audit.complaints import complaints
+from leakscope.audit.evidence import Evidence, Provenance, count_parameters
+from leakscope.audit.run import Watch, prepare_folder
+from leakscope.audit.scenario import AttackPart
+from leakscope.errors import LeakscopeError
+from leakscope.federated.client import resolve_normalization
+from leakscope.update import Protocol, Update
+
+
+def attack_captured(
+    path: Path,
+    model_name: str,
+    attack_name: str,
+    out: Path,
+    *,
+    options: dict[str, Any],
+    labels: str | None,
+    seed: int,
+    device: str | None,
+    told: dict[str, Any],
+    command: str,
+    watch: Watch,
+) -> tuple[Evidence, Provenance]:
+    """Attack the update at ``path`` and leave the reconstruction in ``out``.
+
+    Args:
+        path: of the update.
+        model_name: a built-in name or ``package.module:factory``.
+        attack_name: of the recipe.
+        out: folder for the results.
+        options: of the recipe.
+        labels: comma-separated labels the attacker knows, or ``None``.
+        seed: of the random start.
+        device: where to compute.
+        told: fields of the protocol that the user adds to what the file says.
+        command: for the report.
+        watch: follows the work.
+    """
+    try:
+        part = AttackPart(name=attack_name, options=options)
+    except ValidationError as error:
+        raise LeakscopeError("\n".join(complaints(error, AttackPart))) from None
+    update = Update.load(path)
+    update = Update(
+        before=update.before,
+        after=update.after,
+        gradient=update.gradient,
+        num_examples=update.num_examples,
+        protocol=complete(update.protocol, told),
+    )
+    protocol = update.protocol
+    protocol.need("input_shape", "classes")
+    assert protocol.input_shape is not None
+    assert protocol.classes is not None
+    channels, height, _ = protocol.input_shape
+    model = models.build(model_name, classes=protocol.classes, channels=channels, size=height)
+    known = None if labels is None else torch.tensor(_numbers("labels", labels, int))
+    prepare_folder(out)
+    with watch(attack_name) as progress:
+        found = part.build().run(
+            model,
+            update,
+            labels=known,
+            seed=seed,
+            device=device,
+            on_progress=progress,
+            checkpoint=out / "attack.checkpoint",
+        )
+    found.save(out / "reconstruction.safetensors")
+    shares = "weights" if update.gradient is None else "gradient"
+    provenance = Provenance(
+        title=f"{attack_name} on {path.name}",
+        command=command,
+        model=model_name,
+        parameters=count_parameters(model),
+    )
+    return Evidence(attack_name, 0, protocol, shares, found), provenance
+
+
+def complete(protocol: Protocol, told: dict[str, Any]) -> Protocol:
+    """``protocol`` with the fields that the user told on the command line."""
+    fields = protocol.model_dump() | told
+    shape = fields["input_shape"]
+    if isinstance(shape, str):
+        shape = fields["input_shape"] = _numbers("input-shape", shape, int)
+    if isinstance(fields["normalize"], str):
+        if not shape:
+            protocol.need("input_shape")
+        fields["normalize"] = _normalization(fields["normalize"], shape[0])
+    try:
+        return Protocol.model_validate(fields)
+    except ValidationError as error:
+        raise LeakscopeError("\n".join(complaints(error, Protocol))) from None
+
+
+def _normalization(text: str, channels: int) -> Any:
+    if text == "none":
+        return resolve_normalization(None, channels)
+    if ":" in text:
+        mean, std = text.split(":", 1)
+        return _numbers("normalize", mean, float), _numbers("normalize", std, float)
+    return resolve_normalization(text, channels)
+
+
+def _numbers(option: str, text: str, kind: type[int] | type[float]) -> list[Any]:
+    try:
+        return [kind(piece) for piece in text.split(",")]
+    except ValueError:
+        raise LeakscopeError(
+            f"--{option} {text!r}: give numbers separated by commas, without spaces"
+        ) from None

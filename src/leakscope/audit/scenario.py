@@ -1,0 +1,218 @@
+"""A scenario file: what to simulate and how to attack it, validated before any work starts."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+
+from leakscope import data, models
+from leakscope.attack.attack import Attack
+from leakscope.attack.papers import RECIPES
+from leakscope.audit.complaints import complaints
+from leakscope.data.constants import CONSTANTS
+from leakscope.errors import LeakscopeError, unknown
+from leakscope.update import Normalization
+
+AUTO = "auto"
+"""Normalise as is usual for the data set."""
+
+
+def _model_name(name: str) -> str:
+    if ":" not in name:
+        models.describe(name)
+    return name
+
+
+def _source(spec: str) -> str:
+    data.describe(spec.partition(":")[0])
+    return spec
+
+
+def _normalization(value: str | Normalization | None) -> str | Normalization | None:
+    if isinstance(value, str) and value != AUTO:
+        data.normalization(value)
+    return value
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ModelPart(_Part):
+    """The network: a built-in name or ``package.module:factory``, and the seed of its weights."""
+
+    name: Annotated[str, AfterValidator(_model_name)] = "cnn-cifar"
+    seed: NonNegativeInt = 0
+
+
+class DataPart(_Part):
+    """The images: a data set's spec (see ``leakscope list datasets``) and their side in pixels."""
+
+    source: Annotated[str, AfterValidator(_source)] = "photos"
+    size: PositiveInt | None = None
+
+
+class TrainingPart(_Part):
+    """How clients train locally; the fields of :class:`~leakscope.update.Protocol`."""
+
+    epochs: PositiveInt = 1
+    batch_size: PositiveInt | None = None
+    lr: PositiveFloat = 0.004
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    nesterov: bool = False
+    weight_decay: float = Field(default=0.0, ge=0)
+    batchnorm: Literal["eval", "train"] = "eval"
+    normalize: Annotated[str | Normalization | None, AfterValidator(_normalization)] = AUTO
+
+
+class ClientPart(TrainingPart):
+    """The clients under attack.
+
+    Attributes:
+        count: how many of them, each with data of its own.
+        examples: how many images each has.
+        pick: which images: the ``first`` ones in order, ``random`` ones, or those of one
+            ``writer`` each.
+        shares: what a client sends: ``weights`` after local training, or one ``gradient``.
+    """
+
+    count: PositiveInt = 1
+    examples: PositiveInt = 8
+    pick: Literal["first", "random", "writer"] = "random"
+    shares: Literal["weights", "gradient"] = "weights"
+
+
+class FederationPart(TrainingPart):
+    """Rounds of federated averaging that come before the attack, on the other images.
+
+    Attributes:
+        rounds: how many.
+        clients: how many share the data; with ``split: writer`` there is one per writer.
+        split: ``iid``, ``dirichlet`` (with ``concentration``) or ``writer``.
+        participation: probability that a client takes part in a round.
+    """
+
+    rounds: PositiveInt
+    clients: PositiveInt = 10
+    split: Literal["iid", "dirichlet", "writer"] = "iid"
+    concentration: PositiveFloat = 0.5
+    participation: float = Field(default=1.0, gt=0, le=1)
+
+
+class AttackPart(_Part):
+    """One attack: a recipe's name, its options, and what it is told.
+
+    Attributes:
+        name: of the recipe (see ``leakscope list attacks``).
+        label: how the report calls it; the name by default.
+        labels: ``recovered`` from the update, or ``known`` to the attacker (an assumption).
+        options: keyword arguments of the recipe, such as ``iterations``.
+    """
+
+    name: str
+    label: str = ""
+    labels: Literal["recovered", "known"] = "recovered"
+    options: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _resolve(self) -> AttackPart:
+        """Check the options against the recipe's signature and fill in its defaults."""
+        if self.name not in RECIPES:
+            raise unknown("attack", self.name, RECIPES)
+        recipe = RECIPES[self.name]
+        hints, options = get_type_hints(recipe), {}
+        parameters = inspect.signature(recipe).parameters
+        for option in self.options:
+            if option not in parameters:
+                raise unknown(f"option of {self.name}", option, parameters)
+        for option, parameter in parameters.items():
+            value = self.options.get(option, parameter.default)
+            try:
+                options[option] = TypeAdapter(hints[option]).validate_python(value)
+            except ValidationError as error:
+                raise ValueError(f"options.{option}: {error.errors()[0]['msg']}") from None
+        recipe(**options)
+        object.__setattr__(self, "options", options)
+        object.__setattr__(self, "label", self.label or self.name)
+        return self
+
+    def build(self) -> Attack:
+        """The recipe with these options."""
+        return RECIPES[self.name](**self.options)
+
+
+class Scenario(_Part):
+    """Everything an audit does, with nothing left to chance.
+
+    Attributes:
+        name: title of the report.
+        seed: decides which images the clients get, their order, and every attack's start.
+        model: the network that clients receive.
+        data: the images they hold.
+        client: the clients under attack.
+        federation: training that comes before, or ``None`` for a fresh network.
+        attacks: what is tried on every client.
+    """
+
+    name: str = "audit"
+    seed: NonNegativeInt = 0
+    model: ModelPart = ModelPart()
+    data: DataPart = DataPart()
+    client: ClientPart = ClientPart()
+    federation: FederationPart | None = None
+    attacks: tuple[AttackPart, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _resolve_normalization(self) -> Scenario:
+        """Replace ``auto`` by the data set's name if it has constants, else by the identity."""
+        kind = self.data.source.partition(":")[0]
+        usual = kind if kind in CONSTANTS else None
+        for part in (self.client, self.federation):
+            if part is not None and part.normalize == AUTO:
+                object.__setattr__(part, "normalize", usual)
+        return self
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Scenario:
+        labels = [attack.label for attack in self.attacks]
+        for label in labels:
+            if labels.count(label) > 1:
+                raise ValueError(f"attacks: two are called {label!r}: give one a label of its own")
+        return self
+
+    @classmethod
+    def load(cls, path: str | Path) -> Scenario:
+        """Read a YAML file; every mistake in it is reported at once, each with its path."""
+        try:
+            content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise LeakscopeError(f"cannot read {path}: {error.strerror}") from None
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise LeakscopeError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+        if not isinstance(content, dict):
+            raise LeakscopeError(f"{path} must hold fields such as model:, data:, attacks:")
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            found = complaints(error, cls)
+            raise LeakscopeError("\n".join(f"{path}: {line}" for line in found)) from None
+
+    def dump(self) -> str:
+        """The scenario as YAML with every default filled in."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)

@@ -1,0 +1,157 @@
+"""The command line. Heavy imports happen inside commands, so that ``--help`` answers at once."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from leakscope.errors import LeakscopeError
+
+app = typer.Typer(
+    help="Find out how much private training data can be read out of a federated-learning update.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+OUT = Annotated[Path, typer.Option(help="Folder for everything the command leaves behind.")]
+
+
+class Shelf(StrEnum):
+    """What can be listed."""
+
+    ATTACKS = "attacks"
+    MODELS = "models"
+    DATASETS = "datasets"
+
+
+@app.command()
+def audit(
+    scenario: Annotated[Path, typer.Argument(help="A scenario file (YAML).")],
+    out: OUT,
+) -> None:
+    """Simulate clients, attack their updates, measure what came out, and write a report.
+
+    Run it again to go on after an interruption: finished work is kept.
+    """
+    from leakscope import report
+    from leakscope.audit import Scenario, provenance_of, run
+    from leakscope.audit.progress import watching
+
+    resolved = Scenario.load(scenario)
+    command = shlex.join(["leakscope", "audit", str(scenario), "--out", str(out)])
+    with watching() as watch:
+        evidence = run(resolved, out, watch)
+    page = out / "report.html"
+    report.write(evidence, provenance_of(resolved, command), page)
+    typer.echo(report.verdict(evidence).sentence)
+    typer.echo(f"report: {page.resolve()}")
+
+
+@app.command()
+def attack(
+    update: Annotated[Path, typer.Argument(help="A captured update (safetensors).")],
+    model: Annotated[str, typer.Option(help="A built-in name, or package.module:factory.")],
+    attack: Annotated[str, typer.Option(help="The recipe: see 'leakscope list attacks'.")],
+    out: OUT,
+    iterations: Annotated[int | None, typer.Option(help="Instead of the paper's.")] = None,
+    labels: Annotated[
+        str | None, typer.Option(help="Labels the attacker knows, as 3,14,15 (an assumption).")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the random start.")] = 0,
+    device: Annotated[str | None, typer.Option(help="Such as cuda or mps.")] = None,
+    input_shape: Annotated[str | None, typer.Option(help="Of one image, as 3,32,32.")] = None,
+    classes: Annotated[int | None, typer.Option(help="Outputs of the network.")] = None,
+    normalize: Annotated[
+        str | None, typer.Option(help="A data set's name, 'none', or mean,..:std,..")
+    ] = None,
+    batchnorm: Annotated[str | None, typer.Option(help="Of the client: eval or train.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Of the client.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Of the client.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Step size of the client.")] = None,
+) -> None:
+    """Attack a captured update. No ground truth is needed.
+
+    What the update's file does not say about the client's training, say by the options.
+    """
+    from leakscope import report
+    from leakscope.audit.captured import attack_captured
+    from leakscope.audit.progress import watching
+
+    told = {
+        "input_shape": input_shape,
+        "classes": classes,
+        "normalize": normalize,
+        "batchnorm": batchnorm,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "lr": lr,
+    }
+    with watching() as watch:
+        evidence, provenance = attack_captured(
+            update,
+            model,
+            attack,
+            out,
+            options={} if iterations is None else {"iterations": iterations},
+            labels=labels,
+            seed=seed,
+            device=device,
+            told={field: value for field, value in told.items() if value is not None},
+            command=shlex.join(["leakscope", *sys.argv[1:]]),
+            watch=watch,
+        )
+    page = out / "report.html"
+    report.write([evidence], provenance, page)
+    typer.echo(f"report: {page.resolve()}")
+
+
+@app.command(name="list")
+def list_(
+    what: Annotated[Shelf | None, typer.Argument(help="All three if not given.")] = None,
+) -> None:
+    """List attacks, models and datasets."""
+    from leakscope import data, models
+    from leakscope.attack.papers import RECIPES
+
+    shelves = {
+        Shelf.ATTACKS: {
+            name: (recipe.__doc__ or "").splitlines()[0] for name, recipe in RECIPES.items()
+        },
+        Shelf.MODELS: {name: models.describe(name) for name in models.names()},
+        Shelf.DATASETS: {name: data.describe(name) for name in data.names()},
+    }
+    for shelf, entries in shelves.items():
+        if what in (None, shelf):
+            typer.secho(shelf, bold=True)
+            width = max(map(len, entries))
+            for name, about in entries.items():
+                typer.echo(f"  {name:{width}}  {about}")
+
+
+@app.command()
+def show(
+    scenario: Annotated[Path, typer.Argument(help="A scenario file (YAML).")],
+) -> None:
+    """Print the scenario with every default filled in."""
+    from leakscope.audit import Scenario
+
+    typer.echo(Scenario.load(scenario).dump(), nl=False)
+
+
+def main() -> None:
+    """Run the command line: bad input ends in one clear line each and exit code 2."""
+    try:
+        app()
+    except LeakscopeError as error:
+        for line in str(error).splitlines():
+            typer.secho(f"error: {line}", fg="red", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        typer.secho("stopped: run the same command again to go on", err=True)
+        sys.exit(130)

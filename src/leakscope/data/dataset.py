@@ -1,0 +1,68 @@
+"""What every reader returns: labelled images in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from leakscope.errors import LeakscopeError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Normalization = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Labelled images.
+
+    Attributes:
+        name: what to call the set in a report.
+        images: float32 [N, C, H, W] in [0, 1], not normalised.
+        labels: int64 [N] in 0 .. classes - 1.
+        class_names: one name per class.
+        writer: int64 [N], who produced each example, or None where nobody knows.
+        normalization: (mean, std) per channel that models of this set expect; None: identity.
+    """
+
+    name: str
+    images: Tensor
+    labels: Tensor
+    class_names: tuple[str, ...]
+    writer: Tensor | None = None
+    normalization: Normalization | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def classes(self) -> int:
+        """The number of classes."""
+        return len(self.class_names)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of one image."""
+        _, channels, height, width = self.images.shape
+        return channels, height, width
+
+    def select(self, indices: Tensor | Sequence[int]) -> Dataset:
+        """The examples at `indices` (int [K], any order), with all else unchanged."""
+        index = torch.as_tensor(indices)
+        if index.numel() == 0:
+            index = index.long()
+        integers = not (index.dtype == torch.bool or index.is_floating_point())
+        if index.ndim != 1 or not integers or ((index < 0) | (index >= len(self))).any():
+            raise LeakscopeError(
+                f"indices: must be a list of integers in 0 .. {len(self) - 1} for {self.name!r}"
+            )
+        return replace(
+            self,
+            images=self.images[index],
+            labels=self.labels[index],
+            writer=None if self.writer is None else self.writer[index],
+        )

@@ -1,0 +1,92 @@
+"""MNIST and Fashion-MNIST: the idx format, plain or gzipped, training split."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from leakscope.data.constants import normalization
+from leakscope.data.dataset import Dataset
+from leakscope.data.files import class_labels, missing, reading
+from leakscope.data.image import resized, to_unit
+from leakscope.errors import LeakscopeError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+_MNIST_SOURCE = "https://yann.lecun.com/exdb/mnist/"
+_FASHION_SOURCE = "https://github.com/zalandoresearch/fashion-mnist#get-the-data"
+_DIGITS = tuple("0123456789")
+_GARMENTS = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+
+
+def mnist(folder: Path, size: int | None) -> Dataset:
+    """MNIST's training digits [N, 1, 28, 28], white on black."""
+    return _read("mnist", folder, size, _DIGITS, _MNIST_SOURCE)
+
+
+def fashion_mnist(folder: Path, size: int | None) -> Dataset:
+    """Fashion-MNIST's training garments [N, 1, 28, 28], white on black."""
+    return _read("fashion-mnist", folder, size, _GARMENTS, _FASHION_SOURCE)
+
+
+def _read(
+    name: str, folder: Path, size: int | None, class_names: tuple[str, ...], source: str
+) -> Dataset:
+    images_path = _find(folder / "train-images-idx3-ubyte", source)
+    labels_path = _find(folder / "train-labels-idx1-ubyte", source)
+    images = _array(images_path, dimensions=3)
+    labels = _array(labels_path, dimensions=1)
+    return Dataset(
+        name=name,
+        images=resized(to_unit(images), size),
+        labels=class_labels(labels_path, "labels", labels, len(images), len(class_names)),
+        class_names=class_names,
+        normalization=normalization(name),
+    )
+
+
+def _find(path: Path, source: str) -> Path:
+    zipped = path.with_name(path.name + ".gz")
+    for candidate in (path, zipped):
+        if candidate.is_file():
+            return candidate
+    raise missing(zipped, source)
+
+
+def _array(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    """One idx file: magic number 0x08 (bytes) and dimensions, their sizes, then the values."""
+    with reading(path, "idx file"):
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        (magic,) = struct.unpack_from(">I", data)
+        if magic != 0x0800 + dimensions:
+            raise LeakscopeError(
+                f"{path}: magic number is {magic:#010x}, not {0x0800 + dimensions:#010x}"
+            )
+        shape = struct.unpack_from(f">{dimensions}I", data, offset=4)
+    header = 4 + 4 * dimensions
+    announced, held = math.prod(shape), len(data) - header
+    if announced != held:
+        raise LeakscopeError(
+            f"{path}: holds {held} values, but its header announces {announced} (shape {shape})"
+        )
+    if held == 0:
+        raise LeakscopeError(f"{path}: is empty (shape {shape})")
+    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)

@@ -1,0 +1,161 @@
+"""One honest client: trains on its own data and sends back weights, or one gradient."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from leakscope.data import normalization
+from leakscope.errors import LeakscopeError
+from leakscope.federated.local import loss_of, normalized, set_mode, snapshot, train_locally
+from leakscope.update import Normalization, Protocol, State, Update
+
+
+class Client:
+    """A client with ``images`` and ``labels`` that has received ``model``.
+
+    The module is copied: training never changes the caller's.
+
+    Args:
+        model: any ``nn.Module`` that maps images [N, C, H, W] to logits [N, classes].
+        images: float [N, C, H, W] in [0, 1].
+        labels: integers [N].
+        epochs: passes over the data.
+        batch_size: examples a step; all of them if not given.
+        lr: step size.
+        optimizer: ``sgd``, ``adam`` or ``adamw``.
+        normalize: a data set's name, a (mean, std) pair, or ``None`` for the identity.
+        batchnorm: ``eval`` (running statistics) or ``train`` (those of the batch).
+        seed: decides the order of the examples.
+        settings: any other field of :class:`~leakscope.update.Protocol`, such as ``momentum``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        images: Tensor,
+        labels: Tensor,
+        *,
+        epochs: int = 1,
+        batch_size: int | None = None,
+        lr: float = 0.01,
+        optimizer: str = "sgd",
+        normalize: str | Normalization | None = None,
+        batchnorm: str = "eval",
+        seed: int = 0,
+        **settings: Any,
+    ) -> None:
+        _check_examples(images, labels)
+        first = next(model.parameters(), None)
+        if first is None:
+            raise LeakscopeError("model has no parameters: nothing could be trained")
+        self.model = model
+        self.images = images.to(first.device, first.dtype)
+        self.labels = labels.to(first.device, torch.int64)
+        self.seed = seed
+        channels = images.shape[1]
+        try:
+            self.protocol = Protocol(
+                epochs=epochs,
+                batch_size=len(images) if batch_size is None else batch_size,
+                lr=lr,
+                optimizer=optimizer,
+                normalize=resolve_normalization(normalize, channels),
+                batchnorm=batchnorm,
+                input_shape=images.shape[1:],
+                classes=_count_classes(model, self.images[:1], self.labels),
+                **settings,
+            )
+        except ValidationError as error:
+            first_error = error.errors()[0]
+            field = ".".join(str(part) for part in first_error["loc"]) or "protocol"
+            raise LeakscopeError(f"client {field}: {first_error['msg']}") from None
+
+    def train(self, on_step: Callable[[State], None] | None = None) -> Update:
+        """Train locally and return the weights before and after.
+
+        Args:
+            on_step: called with a copy of the state after every local step, e.g. ``list.append``
+                to record the trajectory.
+        """
+        model = copy.deepcopy(self.model)
+        inputs = normalized(self.images, self.protocol)
+        train_locally(model, inputs, self.labels, self.protocol, seed=self.seed, on_step=on_step)
+        return self._update(after=snapshot(model))
+
+    def gradient(self) -> Update:
+        """One gradient of the loss over all examples at the received weights."""
+        model = copy.deepcopy(self.model)
+        set_mode(model, self.protocol)
+        loss = loss_of(self.protocol, model(normalized(self.images, self.protocol)), self.labels)
+        trained = {
+            name: parameter
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        }
+        if not trained:
+            raise LeakscopeError("model has no trainable parameter: all are frozen")
+        gradients = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
+        return self._update(gradient=dict(zip(trained, gradients, strict=True)))
+
+    def _update(self, **sent: State) -> Update:
+        return Update(
+            before=snapshot(self.model),
+            num_examples=len(self.images),
+            protocol=self.protocol,
+            **sent,
+        )
+
+
+def resolve_normalization(normalize: str | Normalization | None, channels: int) -> Normalization:
+    """(mean, std) for a data set's name, a pair, or ``None`` (the identity)."""
+    if normalize is None:
+        return (0.0,) * channels, (1.0,) * channels
+    if isinstance(normalize, str):
+        return normalization(normalize)
+    mean, std = normalize
+    return tuple(mean), tuple(std)
+
+
+def _check_examples(images: Tensor, labels: Tensor) -> None:
+    if images.ndim != 4 or not images.is_floating_point():
+        raise LeakscopeError(
+            f"images must be float [N, C, H, W] in [0, 1], not {images.dtype} {tuple(images.shape)}"
+        )
+    if len(images) == 0:
+        raise LeakscopeError("images is empty: a client needs at least one example")
+    if labels.shape != images.shape[:1] or labels.is_floating_point():
+        raise LeakscopeError(
+            f"labels must be {len(images)} integers, one per image, "
+            f"not {labels.dtype} {tuple(labels.shape)}"
+        )
+    low, high = images.min().item(), images.max().item()
+    if not 0 <= low <= high <= 1:
+        raise LeakscopeError(
+            f"images span [{low:.3g}, {high:.3g}]: give pixels in [0, 1], "
+            "and the normalisation by normalize="
+        )
+
+
+def _count_classes(model: nn.Module, image: Tensor, labels: Tensor) -> int:
+    probe = copy.deepcopy(model).eval()
+    try:
+        with torch.no_grad():
+            logits = probe(image)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise LeakscopeError(
+            f"model does not take images of shape {tuple(image.shape[1:])}: {error}"
+        ) from None
+    if not isinstance(logits, Tensor) or logits.ndim != 2:
+        raise LeakscopeError("model must return logits [N, classes]")
+    if labels.min() < 0 or labels.max() >= logits.shape[1]:
+        raise LeakscopeError(
+            f"labels span {labels.min().item()}..{labels.max().item()} "
+            f"but the model has {logits.shape[1]} outputs: build it with more classes"
+        )
+    return int(logits.shape[1])

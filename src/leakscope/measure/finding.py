@@ -1,0 +1,101 @@
+"""One attack on one client, measured."""
+
+from __future__ import annotations
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from leakscope.attack.reconstruction import Reconstruction
+from leakscope.measure.identity import reidentify
+from leakscope.measure.image import images, label_accuracy
+
+RECOGNISABLE_DB = 18.0
+"""Below this PSNR an image is visibly corrupted."""
+
+
+class Scores(BaseModel):
+    """Numbers for one set of reconstructions; lists have one value per original.
+
+    Attributes:
+        pairs: original ``i`` is set beside reconstruction ``pairs[i]``.
+        psnr: in dB.
+        ssim: structural similarity.
+        mse: mean squared error.
+        reidentified: whether the original was the nearest of its line-up.
+        label_accuracy: share of true labels found.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    pairs: list[int]
+    psnr: list[float]
+    ssim: list[float]
+    mse: list[float]
+    reidentified: list[bool]
+    label_accuracy: float
+
+    @property
+    def recognised(self) -> list[bool]:
+        """Images both close to the original (18 dB) and picked out of the line-up."""
+        return [
+            close >= RECOGNISABLE_DB and hit
+            for close, hit in zip(self.psnr, self.reidentified, strict=True)
+        ]
+
+
+class Finding(BaseModel):
+    """What one attack found at one client.
+
+    Attributes:
+        scores: of the attack.
+        baseline: of the same attack on an update that carries no signal.
+        chance: re-identification rate of a blind guess.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    scores: Scores
+    baseline: Scores
+    chance: float
+
+
+def measure(
+    found: Reconstruction,
+    baseline: Reconstruction,
+    truth: Tensor,
+    labels: Tensor,
+    pool: Tensor,
+    pool_labels: Tensor,
+) -> Finding:
+    """Hold a reconstruction and its no-update baseline against the truth.
+
+    Args:
+        found: what the attack found.
+        baseline: what it found on a signal-free update.
+        truth: the client's images, [N, C, H, W] in [0, 1].
+        labels: their classes, [N].
+        pool: images the client did not have, for the line-ups, [M, C, H, W].
+        pool_labels: their classes, [M].
+    """
+
+    def score(side: Reconstruction) -> tuple[Scores, float]:
+        scores = images(side.images, truth)
+        line_ups = reidentify(side.images[scores.pairs], truth, labels, pool, pool_labels)
+        numbers = Scores(
+            pairs=scores.pairs.tolist(),
+            psnr=scores.psnr.tolist(),
+            ssim=scores.ssim.tolist(),
+            mse=scores.mse.tolist(),
+            reidentified=line_ups.hits.tolist(),
+            label_accuracy=label_accuracy(side.labels, labels),
+        )
+        return numbers, line_ups.chance
+
+    scores, chance = score(found)
+    return Finding(scores=scores, baseline=score(baseline)[0], chance=chance)
+
+
+def recognised_share(scores: list[Scores]) -> Tensor:
+    """One value per image over all ``scores``: 1.0 if recognised, else 0.0."""
+    return torch.tensor([float(hit) for each in scores for hit in each.recognised])

@@ -1,0 +1,108 @@
+"""How alike reconstructions and originals are, image by image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from skimage.metrics import structural_similarity
+from torch import Tensor
+
+from leakscope.errors import LeakscopeError
+
+SMALLEST_MSE = 1e-12
+"""Images closer than this count as 120 dB, so that a perfect copy does not make a mean infinite."""
+
+SSIM_WINDOW = 11
+
+
+@dataclass(frozen=True, eq=False)
+class ImageScores:
+    """One value per original image, [N] float64.
+
+    Attributes:
+        pairs: [N] integers; original ``i`` is set beside reconstruction ``pairs[i]``.
+        mse: mean squared error.
+        psnr: peak signal-to-noise ratio in dB, data range 1, per image.
+        ssim: structural similarity, gaussian window of sigma 1.5.
+    """
+
+    pairs: Tensor
+    mse: Tensor
+    psnr: Tensor
+    ssim: Tensor
+
+    @property
+    def worst(self) -> int:
+        """The original that leaked most: the highest PSNR."""
+        return int(self.psnr.argmax())
+
+    @property
+    def best(self) -> int:
+        """The original that leaked least."""
+        return int(self.psnr.argmin())
+
+    def share_above(self, psnr: float) -> float:
+        """Share of originals reconstructed at ``psnr`` dB or better."""
+        return (self.psnr >= psnr).double().mean().item()
+
+
+def images(found: Tensor, truth: Tensor) -> ImageScores:
+    """Pair reconstructions with originals and score every pair.
+
+    An update does not tell the order of the examples, so each original gets the reconstruction
+    that makes the total squared error smallest (linear sum assignment).
+
+    Args:
+        found: reconstructions, float [N, C, H, W] in [0, 1].
+        truth: originals, same shape.
+    """
+    if found.shape != truth.shape or found.ndim != 4 or len(found) == 0:
+        raise LeakscopeError(
+            f"found {tuple(found.shape)} and truth {tuple(truth.shape)} must be images "
+            "[N, C, H, W] of the same shape"
+        )
+    if min(found.shape[2:]) < SSIM_WINDOW:
+        raise LeakscopeError(
+            f"images of {tuple(found.shape[2:])} are too small for SSIM: "
+            f"use at least {SSIM_WINDOW} pixels a side"
+        )
+    found, truth = found.detach().cpu().double(), truth.detach().cpu().double()
+    errors = squared_errors(truth, found)
+    rows, columns = linear_sum_assignment(errors.numpy())
+    pairs = torch.as_tensor(columns)
+    mse = errors[rows, columns]
+    ssim = [_ssim(a, b) for a, b in zip(found[pairs], truth, strict=True)]
+    return ImageScores(
+        pairs=pairs,
+        mse=mse,
+        psnr=-10 * mse.clamp_min(SMALLEST_MSE).log10(),
+        ssim=torch.tensor(ssim, dtype=torch.float64),
+    )
+
+
+def squared_errors(a: Tensor, b: Tensor) -> Tensor:
+    """Mean squared error of every image of ``a`` [N, ...] with all of ``b`` [M, ...]: [N, M]."""
+    return torch.stack([(b - image).square().flatten(1).mean(1) for image in a])
+
+
+def label_accuracy(found: Tensor, truth: Tensor) -> float:
+    """Share of the true labels that were found, order aside and repeats counted."""
+    classes = int(max(found.max(), truth.max())) + 1
+    counts = (torch.bincount(side.cpu(), minlength=classes) for side in (found, truth))
+    return torch.minimum(*counts).sum().item() / len(truth)
+
+
+def _ssim(a: Tensor, b: Tensor) -> float:
+    return float(
+        structural_similarity(
+            a.numpy(),
+            b.numpy(),
+            channel_axis=0,
+            data_range=1.0,
+            gaussian_weights=True,
+            sigma=1.5,
+            use_sample_covariance=False,
+        )
+    )

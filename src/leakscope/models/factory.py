@@ -1,0 +1,42 @@
+"""Calling a model factory: reproducibly, and with the arguments it asks for."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+# What a user's factory gets that asks for these without a default, when the caller gave none.
+_FALLBACK = {"channels": 3, "size": 32}
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Torch draws from ``seed`` inside; its random state outside is left as it was."""
+    devices = range(torch.cuda.device_count())
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        yield
+
+
+def arguments(
+    factory: Callable[..., object], *, classes: int, channels: int | None, size: int | None
+) -> dict[str, int]:
+    """The arguments that ``factory`` accepts by name.
+
+    One that is None is left to the factory's own default, if it has one.
+    """
+    parameters = inspect.signature(factory).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    chosen = {}
+    for name, value in {"classes": classes, "channels": channels, "size": size}.items():
+        if value is not None and (takes_any or name in parameters):
+            chosen[name] = value
+        elif name in parameters and parameters[name].default is inspect.Parameter.empty:
+            chosen[name] = _FALLBACK[name]
+    return chosen

@@ -1,0 +1,315 @@
+"""What crossed the wire, and what the server knows about how it came to be.
+
+An :class:`Update` is all an attack ever sees. On disk it is one safetensors file: tensors named
+``before/NAME``, ``after/NAME`` or ``gradient/NAME`` and one JSON string in the header.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from leakscope.errors import LeakscopeError
+
+State = dict[str, Tensor]
+"""Tensors by their name in ``model.state_dict()``."""
+
+Normalization = tuple[tuple[float, ...], tuple[float, ...]]
+"""Mean and standard deviation of each channel; the model sees ``(image - mean) / std``."""
+
+FORMAT_VERSION = 1
+
+
+class Protocol(BaseModel):
+    """How the client trained, as far as the server knows. ``None`` means unknown.
+
+    Attributes:
+        epochs: passes over the local data, E.
+        batch_size: examples in a local step, B; the last one of an epoch may be smaller.
+        lr: step size of the client's optimiser, eta.
+        optimizer: ``sgd``, ``adam`` or ``adamw`` of ``torch.optim``, with the settings below.
+        loss: only ``cross_entropy`` so far, with ``reduction`` and ``label_smoothing``.
+        normalize: (mean, std) of each channel that the client subtracts and divides by.
+        batchnorm: whether batch norm uses its running statistics (``eval``) or those of the
+            batch (``train``) while the client trains.
+        input_shape: (channels, height, width) of one example.
+        classes: number of outputs of the network.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    epochs: PositiveInt | None = None
+    batch_size: PositiveInt | None = None
+    lr: PositiveFloat | None = None
+    optimizer: Literal["sgd", "adam", "adamw"] | None = None
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    nesterov: bool = False
+    weight_decay: float = Field(default=0.0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+    loss: Literal["cross_entropy"] = "cross_entropy"
+    reduction: Literal["mean", "sum"] = "mean"
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    normalize: Normalization | None = None
+    batchnorm: Literal["eval", "train"] | None = None
+    input_shape: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
+    classes: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Protocol:
+        if self.normalize is not None:
+            mean, std = self.normalize
+            if len(mean) != len(std) or min(std, default=0.0) <= 0:
+                raise ValueError("normalize needs one mean and one positive std per channel")
+            if self.input_shape is not None and len(mean) != self.input_shape[0]:
+                raise ValueError(
+                    f"normalize has {len(mean)} channels, input_shape {self.input_shape[0]}"
+                )
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov needs momentum > 0")
+        return self
+
+    def need(self, *fields: str) -> None:
+        """Raise a :class:`LeakscopeError` that asks for the first unknown one of ``fields``."""
+        for name in fields:
+            if getattr(self, name) is None:
+                option = "--" + name.replace("_", "-")
+                raise LeakscopeError(
+                    f"protocol.{name} is unknown but needed: "
+                    f"give {option} on the command line or Protocol({name}=...) in Python"
+                )
+
+    def steps(self, num_examples: int) -> int:
+        """Local steps ``T = E * ceil(N / B)``."""
+        self.need("epochs", "batch_size")
+        assert self.epochs is not None
+        assert self.batch_size is not None
+        return self.epochs * math.ceil(num_examples / self.batch_size)
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """One client's contribution, validated when it is made.
+
+    Attributes:
+        before: the whole state (parameters and buffers) that the client received.
+        after: the whole state it sent back, or ``None`` if it sent a gradient.
+        gradient: gradient of the mean loss at ``before``, by parameter name, or ``None``.
+        num_examples: how many examples the client trained on, N.
+        protocol: what the server knows about the training.
+    """
+
+    before: State
+    after: State | None = None
+    gradient: State | None = None
+    num_examples: int = 1
+    protocol: Protocol = field(default_factory=Protocol)
+
+    def __post_init__(self) -> None:
+        if self.num_examples < 1:
+            raise LeakscopeError(
+                f"num_examples is {self.num_examples}: an update needs at least one example"
+            )
+        if not self.before:
+            raise LeakscopeError("before has no tensors: give the state the client received")
+        if (self.after is None) == (self.gradient is None):
+            raise LeakscopeError("give either after (the weights sent back) or gradient, not both")
+        if self.after is not None:
+            _same_names("after", self.after, "before", self.before)
+        for part, state in self._parts().items():
+            for name, tensor in state.items():
+                if name not in self.before:
+                    raise LeakscopeError(f"{part}/{name} has no counterpart in before")
+                if tensor.shape != self.before[name].shape:
+                    raise LeakscopeError(
+                        f"{part}/{name} has shape {tuple(tensor.shape)}, "
+                        f"before/{name} has {tuple(self.before[name].shape)}"
+                    )
+                if not torch.isfinite(tensor).all():
+                    raise LeakscopeError(
+                        f"{part}/{name} contains NaN or Inf: did the client's training diverge?"
+                    )
+
+    def _parts(self) -> dict[str, State]:
+        parts = {"before": self.before, "after": self.after, "gradient": self.gradient}
+        return {part: state for part, state in parts.items() if state is not None}
+
+    @property
+    def tensors(self) -> State:
+        """All tensors under the names they have in the file."""
+        return {
+            f"{part}/{name}": tensor
+            for part, state in self._parts().items()
+            for name, tensor in state.items()
+        }
+
+    def observed(self, names: list[str]) -> State:
+        """The direction the attack must explain: ``u = w0 - wT``, or the gradient itself.
+
+        It has the sign of a gradient in both cases.
+        """
+        if self.gradient is not None:
+            missing = [name for name in names if name not in self.gradient]
+            if missing:
+                raise LeakscopeError(
+                    f"gradient/{missing[0]} is missing: "
+                    "the model trains it; freeze it (requires_grad_(False)) or send its gradient"
+                )
+            return {name: self.gradient[name] for name in names}
+        assert self.after is not None
+        return {name: self.before[name] - self.after[name] for name in names}
+
+    def check(self, model: nn.Module) -> None:
+        """Raise a :class:`LeakscopeError` unless the tensors fit ``model.state_dict()``."""
+        expected = model.state_dict()
+        _same_names("before", self.before, "the model", expected)
+        for name, tensor in expected.items():
+            if self.before[name].shape != tensor.shape:
+                raise LeakscopeError(
+                    f"before/{name} has shape {tuple(self.before[name].shape)}, "
+                    f"the model's has {tuple(tensor.shape)}: "
+                    "is it the same architecture, number of classes and input size?"
+                )
+
+    def fingerprint(self) -> str:
+        """SHA-256 over every tensor and the protocol."""
+        return digest(self.tensors, self._header())
+
+    def _header(self) -> str:
+        header = {
+            "version": FORMAT_VERSION,
+            "num_examples": self.num_examples,
+            "protocol": self.protocol.model_dump(mode="json"),
+        }
+        return json.dumps(header, sort_keys=True)
+
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file, whole or not at all."""
+        tensors = {
+            name: tensor.detach().cpu().contiguous().clone()
+            for name, tensor in self.tensors.items()
+        }
+        write_safetensors(tensors, {"leakscope.update": self._header()}, Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Update:
+        """Read and validate a file written by :meth:`save`."""
+        tensors, metadata = read_safetensors(Path(path))
+        header = _parse_header(metadata.get("leakscope.update"), path)
+        states: dict[str, State] = {"before": {}, "after": {}, "gradient": {}}
+        for key, tensor in tensors.items():
+            part, _, name = key.partition("/")
+            if part not in states or not name:
+                raise LeakscopeError(
+                    f"{path}: unexpected tensor {key!r}: "
+                    "names start with before/, after/ or gradient/"
+                )
+            states[part][name] = tensor
+        try:
+            return cls(
+                before=states["before"],
+                after=states["after"] or None,
+                gradient=states["gradient"] or None,
+                num_examples=header["num_examples"],
+                protocol=Protocol.model_validate(header["protocol"]),
+            )
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in ("protocol", *first["loc"]))
+            raise LeakscopeError(f"{path}: {place}: {first['msg']}") from None
+        except LeakscopeError as error:
+            raise LeakscopeError(f"{path}: {error}") from None
+
+
+def digest(tensors: State, text: str) -> str:
+    """SHA-256 over ``text`` and the names, types, shapes and bits of ``tensors``."""
+    total = hashlib.sha256(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def write_safetensors(tensors: State, metadata: dict[str, str], path: Path) -> None:
+    """Write a safetensors file beside ``path`` and move it there, so no half file is ever seen."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        save_file(tensors, partial, metadata=metadata)
+        partial.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise LeakscopeError(f"cannot write {path}: {error}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_safetensors(path: Path) -> tuple[State, dict[str, str]]:
+    """Tensors and metadata of a safetensors file; pickles and broken files are refused."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(9)
+    except OSError as error:
+        raise LeakscopeError(f"cannot read {path}: {error.strerror}") from None
+    # A safetensors file is 8 bytes of length and then a JSON object.
+    if start[8:] != b"{" and (start.startswith(b"PK\x03\x04") or start.startswith(b"\x80")):
+        raise LeakscopeError(
+            f"{path} is a pickle (torch.save), which can run code and is never opened: "
+            "write it with Update.save or safetensors.torch.save_file"
+        )
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except SafetensorError as error:
+        raise LeakscopeError(
+            f"{path} is not a whole safetensors file ({error}): was it cut off in transfer?"
+        ) from None
+
+
+def _parse_header(text: str | None, path: str | Path) -> dict[str, Any]:
+    if text is None:
+        raise LeakscopeError(
+            f"{path} has no leakscope.update header: "
+            "make one with Update(before=..., after=..., num_examples=...).save(path)"
+        )
+    try:
+        header = json.loads(text)
+    except json.JSONDecodeError:
+        raise LeakscopeError(f"{path}: the leakscope.update header is not JSON") from None
+    if not isinstance(header, dict) or header.get("version") != FORMAT_VERSION:
+        version = header.get("version") if isinstance(header, dict) else header
+        raise LeakscopeError(
+            f"{path}: version {version!r} is not {FORMAT_VERSION}: use a matching leakscope"
+        )
+    count = header.get("num_examples")
+    if not isinstance(count, int) or isinstance(count, bool):
+        raise LeakscopeError(f"{path}: num_examples is {count!r}, not a whole number")
+    if not isinstance(header.get("protocol"), dict):
+        raise LeakscopeError(f"{path}: protocol is missing from the header")
+    return header
+
+
+def _same_names(part: str, names: State, other: str, expected: State) -> None:
+    missing = [name for name in expected if name not in names]
+    extra = [name for name in names if name not in expected]
+    if missing or extra:
+        found = [f"{len(missing)} missing ({', '.join(missing[:3])})"] if missing else []
+        found += [f"{len(extra)} unexpected ({', '.join(extra[:3])})"] if extra else []
+        raise LeakscopeError(f"{part} does not match {other}: {'; '.join(found)}")

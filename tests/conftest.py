@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import leakscope as ls
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+# Two test processes on two cores: one thread each is faster than four that compete.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("LEAKSCOPE_CACHE", str(tmp_path / "cache"))
+    yield
+
+
+@pytest.fixture(scope="session")
+def cifar100() -> ls.data.Dataset:
+    path = SHARED / "cifar100.npz"
+    if not path.exists():
+        pytest.skip(f"no real samples at {os.path.relpath(path)}")
+    return ls.data.load(f"npz:{path}")
+
+
+@pytest.fixture(scope="session")
+def photos() -> ls.data.Dataset:
+    return ls.data.load("photos", size=32)

@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from victims import examples, same_bits, tiny, tiny_update
+
+import leakscope as ls
+from leakscope import LeakscopeError, papers
+from leakscope.attack.distance import Cosine, Euclidean
+from leakscope.attack.labels import Counts
+from leakscope.attack.prior import Box, TotalVariation
+from leakscope.attack.problem import Problem
+from leakscope.attack.solver import Adam, StepDecay, Variable, solve
+from leakscope.attack.trajectory import Line, Start
+
+
+def problem_of(update: ls.Update, model: nn.Module | None = None) -> Problem:
+    return Problem.of(model or tiny(), update, None)
+
+
+def test_cosine_and_euclidean_follow_their_formulas() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a = {"w": torch.randn(3, 4, generator=generator), "b": torch.randn(3, generator=generator)}
+    b = {"w": torch.randn(3, 4, generator=generator), "b": torch.randn(3, generator=generator)}
+    flat_a, flat_b = (torch.cat([t["w"].flatten(), t["b"]]) for t in (a, b))
+    expected = 1 - nn.functional.cosine_similarity(flat_a, flat_b, dim=0)
+    torch.testing.assert_close(Cosine()(a, b), expected)
+    torch.testing.assert_close(Euclidean()(a, b), (flat_a - flat_b).square().sum())
+    assert Cosine()(a, {name: 7 * t for name, t in a.items()}).abs() < 1e-6
+    assert Euclidean()(a, a) == 0
+
+
+def test_total_variation_is_the_mean_absolute_difference_of_neighbours() -> None:
+    x = torch.tensor([[[[0.0, 1.0], [3.0, 3.0]]]])
+    problem = problem_of(tiny_update())
+    penalty = TotalVariation(0.1).penalty(x, problem)
+    assert penalty.item() == pytest.approx(0.1 * ((1 + 0) / 2 + (3 + 2) / 2))
+
+
+def test_box_clips_to_black_and_white() -> None:
+    images, labels = examples()
+    update = ls.Client(tiny(), images, labels, lr=0.1, normalize=((0.5,), (0.25,))).train()
+    x = torch.tensor([-9.0, -2.0, 0.3, 2.0, 9.0]).view(1, 1, 1, 5)
+    projected = Box().project(x, problem_of(update)).flatten()
+    assert projected.tolist() == pytest.approx([-2.0, -2.0, 0.3, 2.0, 2.0])
+
+
+def test_gradient_is_autograds() -> None:
+    model, update = tiny(), tiny_update()
+    images, labels = examples()
+    problem = problem_of(update, model)
+    loss = nn.functional.cross_entropy(model(images), labels)
+    expected = torch.autograd.grad(loss, list(model.parameters()))
+    found = problem.gradient(problem.before, images, labels)
+    for tensor, (name, _) in zip(expected, model.named_parameters(), strict=True):
+        torch.testing.assert_close(found[name], tensor)
+
+
+def test_line_runs_from_start_to_end() -> None:
+    update = tiny_update()
+    problem = problem_of(update)
+    images, labels = examples()
+    assert problem.after is not None
+    for alpha, weights in ((0.0, problem.before), (1.0, problem.after)):
+        theta = {"alpha": torch.tensor(alpha)}
+        predicted = Line().predict(problem, images, labels, theta)
+        expected = problem.gradient(weights, images, labels)
+        for name in expected:
+            torch.testing.assert_close(predicted[name], expected[name])
+    zero = Start().predict(problem, images, labels, {})
+    assert same_bits(zero, problem.gradient(problem.before, images, labels))
+
+
+def test_alpha_learns_at_its_own_rate_and_stays_on_the_line() -> None:
+    model, update = tiny(), tiny_update()
+    still = papers.sme(30)
+    still = replace(still, trajectory=Line(alpha=0.5, lr=0.0))
+    assert still.run(model, update).parameters["alpha"] == 0.5
+    wild = replace(still, trajectory=Line(alpha=0.5, lr=10.0))
+    assert 0 <= wild.run(model, update).parameters["alpha"] <= 1
+    moved = papers.sme(30).run(model, update).parameters["alpha"].item()
+    assert 0 < abs(moved - 0.5) <= 30 * 1e-3 + 1e-6
+
+
+def test_line_asks_for_weights_where_there_is_a_gradient() -> None:
+    update = ls.Client(tiny(), *examples(), lr=0.1).gradient()
+    with pytest.raises(LeakscopeError, match="use ig"):
+        papers.sme(1).run(tiny(), update)
+
+
+def test_adam_is_torchs() -> None:
+    start = torch.tensor([1.0, -2.0, 3.0])
+
+    def bowl(values: Any) -> tuple[Tensor, Tensor]:
+        loss = (values["images"] ** 4).sum() + values["images"].sin().sum()
+        return loss, loss
+
+    ours = solve(bowl, {"images": Variable(start, lr=0.1)}, Adam(lr=0.1, iterations=50, decay=None))
+    theirs = start.clone().requires_grad_()
+    optimizer = torch.optim.Adam([theirs], lr=0.1)
+    for _ in range(50):
+        optimizer.zero_grad()
+        bowl({"images": theirs})[0].backward()
+        optimizer.step()
+    torch.testing.assert_close(ours.values["images"], theirs.detach())
+
+
+def test_the_sign_of_the_gradient_forgets_its_size() -> None:
+    def slope(size: float) -> Callable[[Any], tuple[Tensor, Tensor]]:
+        return lambda values: ((size * values["images"]).sum(),) * 2
+
+    ends = {}
+    for size in (1.0, 1e-6):
+        variable = {"images": Variable(torch.zeros(2), lr=0.1)}
+        signed = Adam(lr=0.1, iterations=3, sign=True, eps=1e-3)
+        plain = Adam(lr=0.1, iterations=3, eps=1e-3)
+        ends[size] = [solve(slope(size), variable, s).values["images"] for s in (signed, plain)]
+    assert torch.equal(ends[1.0][0], ends[1e-6][0])
+    assert not torch.allclose(ends[1.0][1], ends[1e-6][1])
+
+
+def test_steps_decay_at_three_five_and_seven_eighths() -> None:
+    rates = [Adam(lr=1.0, iterations=8).scale(i) for i in range(8)]
+    assert rates == pytest.approx([1, 1, 1, 0.1, 0.1, 0.01, 0.01, 0.001])
+    assert StepDecay(factor=0.5, at=(0.5,))(0.6) == 0.5
+
+
+def test_constants_get_no_gradient() -> None:
+    seen = []
+
+    def objective(values: Any) -> tuple[Tensor, Tensor]:
+        seen.append({name: torch._C._functorch.is_gradtrackingtensor(v) for name, v in values.items()})
+        loss = (values["images"] * values["labels"]).sum()
+        return loss, loss
+
+    variables = {
+        "images": Variable(torch.ones(2), lr=0.1),
+        "labels": Variable(torch.tensor([1.0, 2.0])),
+    }
+    found = solve(objective, variables, Adam(lr=0.1, iterations=1))
+    assert seen == [{"labels": False, "images": True}]
+    assert torch.equal(found.values["labels"], torch.tensor([1.0, 2.0]))
+
+
+def test_a_diverging_attack_says_so() -> None:
+    def explode(values: Any) -> tuple[Tensor, Tensor]:
+        loss = values["images"].exp().exp().sum()
+        return loss, loss
+
+    with pytest.raises(LeakscopeError, match="diverged"):
+        solve(explode, {"images": Variable(torch.ones(1) * 9, lr=1.0)}, Adam(lr=1.0, iterations=2))
+
+
+def test_zero_iterations_are_refused() -> None:
+    with pytest.raises(LeakscopeError, match="iterations is 0"):
+        papers.ig(iterations=0)
+
+
+def test_euclidean_sees_the_mean_gradient_of_a_step() -> None:
+    model, (images, labels) = tiny(), examples()
+    client = ls.Client(model, images, labels, epochs=1, lr=0.01)
+    trained, gradient = problem_of(client.train(), model), problem_of(client.gradient(), model)
+    for name, tensor in gradient.mean_gradient().items():
+        torch.testing.assert_close(trained.mean_gradient()[name], tensor, rtol=1e-3, atol=1e-5)
+
+
+def test_an_interrupted_attack_goes_on_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, update = tiny(), tiny_update()
+    attack, path = papers.sme(20), tmp_path / "half.safetensors"
+    whole = attack.run(model, update, seed=3)
+    monkeypatch.setattr("leakscope.attack.checkpoint.Checkpoint.every", 0.0)
+    monkeypatch.setattr("leakscope.attack.checkpoint.Checkpoint.due", lambda self: True)
+
+    def pull_the_plug(done: int, total: int, match: Tensor | None) -> None:
+        if done == 12:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        attack.run(model, update, seed=3, checkpoint=path, on_progress=pull_the_plug)
+    done: list[int] = []
+    resumed = attack.run(
+        model, update, seed=3, checkpoint=path, on_progress=lambda i, n, m: done.append(i)
+    )
+    assert done == list(range(12, 21))
+    assert torch.equal(resumed.images, whole.images)
+    assert same_bits(resumed.history, whole.history)
+    assert not path.exists()
+
+
+def test_a_checkpoint_of_something_else_is_ignored(tmp_path: Path) -> None:
+    model, update, path = tiny(), tiny_update(), tmp_path / "half.safetensors"
+    path.write_bytes(b"rubbish")
+    expected = papers.sme(5).run(model, update)
+    found = papers.sme(5).run(model, update, checkpoint=path)
+    assert torch.equal(found.images, expected.images)
+
+
+@pytest.mark.parametrize("shares", ["gradient", "weights"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("count", [1, 8, 24])
+def test_labels_are_recovered_with_repeats(
+    photos: ls.data.Dataset, shares: str, bias: bool, count: int
+) -> None:
+    model = ls.models.build("cnn-cifar", classes=photos.classes if bias else 100)
+    if not bias:
+        last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
+        last.register_parameter("bias", None)
+    generator = torch.Generator().manual_seed(count)
+    some = torch.randperm(len(photos), generator=generator)[:count]
+    labels = photos.labels[some]
+    client = ls.Client(
+        model, photos.images[some], labels, epochs=5, lr=0.004, normalize="photos"
+    )
+    update = client.gradient() if shares == "gradient" else client.train()
+    found = Counts().variable(Problem.of(model, update, None)).value
+    assert len(found) == count
+    assert ls.measure.label_accuracy(found, labels) >= (0.95 if bias else 0.85)
+
+
+def test_labels_need_a_dense_last_layer() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 5, 12), nn.Flatten())
+    update = ls.Client(model, *examples(), lr=0.1).train()
+    with pytest.raises(LeakscopeError, match="pass labels="):
+        papers.ig(1).run(model, update)
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        (torch.tensor([0, 1]), "labels must be 3 integers"),
+        (torch.tensor([0.0, 1.0, 2.0]), "labels must be 3 integers"),
+        (torch.tensor([0, 1, 5]), "0..4"),
+    ],
+)
+def test_wrong_labels_are_refused(labels: Tensor, says: str) -> None:
+    with pytest.raises(LeakscopeError, match=says):
+        papers.ig(1).run(tiny(), tiny_update(), labels=labels)
+
+
+def test_an_update_without_movement_is_refused() -> None:
+    update = tiny_update()
+    still = ls.Update(update.before, update.before, None, 3, update.protocol)
+    with pytest.raises(LeakscopeError, match="the update is zero"):
+        papers.ig(1).run(tiny(), still)
+
+
+def test_recipes_read_like_their_constructor() -> None:
+    text = repr(papers.sme())
+    assert "Line(alpha=0.5, lr=0.001)" in text
+    assert "TotalVariation(weight=0.005)" in text
+    assert "Adam(lr=1.0, iterations=1000" in text
+
+
+def test_reconstructions_round_trip(tmp_path: Path) -> None:
+    found = papers.sme(3).run(tiny(), tiny_update(), seed=5)
+    found.save(tmp_path / "r.safetensors")
+    loaded = ls.Reconstruction.load(tmp_path / "r.safetensors")
+    assert torch.equal(found.images, loaded.images)
+    assert same_bits(found.history, loaded.history)
+    assert same_bits(found.parameters, loaded.parameters)
+    assert (found.attack, found.seed, found.seconds) == (loaded.attack, loaded.seed, loaded.seconds)
+    assert found.labels_known is loaded.labels_known is False
+    tiny_update().save(tmp_path / "u.safetensors")
+    with pytest.raises(LeakscopeError, match="not a reconstruction"):
+        ls.Reconstruction.load(tmp_path / "u.safetensors")

@@ -1,0 +1,63 @@
+"""The attacks on real images: what they must reach, and by how much they must differ."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import leakscope as ls
+from leakscope import papers
+
+
+def victim(
+    data: ls.data.Dataset, name: str, count: int, epochs: int
+) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor, ls.Client]:
+    some = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:count]
+    images, labels = data.images[some], data.labels[some]
+    model = ls.models.build("cnn-cifar", classes=data.classes)
+    client = ls.Client(
+        model, images, labels, epochs=epochs, batch_size=10, lr=0.004, normalize=name, seed=0
+    )
+    return model, images, labels, client
+
+
+def test_sme_beats_ig_on_many_local_steps(cifar100: ls.data.Dataset) -> None:
+    """Measured at 300 iterations: IG 23.2 dB, SME 27.4 dB; here 150 suffice."""
+    model, images, labels, client = victim(cifar100, "cifar100", count=10, epochs=20)
+    update = client.train()
+    found = {
+        "ig": papers.ig(150, lr=1.0, tv=0.005, sign=False).run(model, update, labels=labels),
+        "sme": papers.sme(150).run(model, update, labels=labels),
+    }
+    psnr = {
+        name: ls.measure.images(each.images, images).psnr.mean().item()
+        for name, each in found.items()
+    }
+    match = {name: each.history["match"][-1].item() for name, each in found.items()}
+    print(psnr, match)
+    assert psnr["sme"] > psnr["ig"] + 3
+    assert psnr["sme"] > 24
+    assert match["sme"] < 0.065 < match["ig"]
+
+
+def test_ig_reads_a_single_gradient_of_embedded_photos(photos: ls.data.Dataset) -> None:
+    """No assumption on labels, no download; the baseline on noise stays far below."""
+    model, images, labels, client = victim(photos, "photos", count=2, epochs=1)
+    update = client.gradient()
+    attack = papers.ig(200)
+    found = attack.run(model, update)
+    blank = attack.run(model, ls.measure.signal_free(update))
+    leaked, baseline = (ls.measure.images(f.images, images).psnr.mean() for f in (found, blank))
+    print(leaked, baseline)
+    assert sorted(found.labels.tolist()) == sorted(labels.tolist())
+    assert leaked > 24
+    assert leaked > baseline + 8
+
+
+@pytest.mark.parametrize("recipe", [papers.ig, papers.sme])
+def test_more_iterations_match_better(photos: ls.data.Dataset, recipe: object) -> None:
+    assert callable(recipe)
+    model, _, labels, client = victim(photos, "photos", count=2, epochs=5)
+    update = client.train()
+    history = recipe(iterations=40).run(model, update, labels=labels).history["match"]
+    assert history[-1] < history[20] < history[0]

@@ -1,0 +1,77 @@
+"""An attack sees the update and nothing else; the same input gives the same bits."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+from victims import examples, same_bits, tiny
+
+import leakscope as ls
+from leakscope import papers
+
+RECIPES = sorted(papers.RECIPES)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_deleting_the_truth_changes_no_bit(name: str, tmp_path: Path) -> None:
+    attack = papers.RECIPES[name](iterations=10)
+    images, labels = examples()
+    client = ls.Client(tiny(), images, labels, epochs=2, batch_size=2, lr=0.05)
+    update = client.train()
+    beside_the_truth = attack.run(tiny(), update)
+    update.save(tmp_path / "u.safetensors")
+    images.fill_(torch.nan)
+    labels.fill_(-1)
+    client.images.fill_(torch.nan)
+    del images, labels, client, update
+    gc.collect()
+    alone = attack.run(tiny(), ls.Update.load(tmp_path / "u.safetensors"))
+    assert torch.equal(alone.images, beside_the_truth.images)
+    assert torch.equal(alone.labels, beside_the_truth.labels)
+    assert same_bits(alone.history, beside_the_truth.history)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_seed_decides_every_bit(name: str) -> None:
+    attack = papers.RECIPES[name](iterations=5)
+    images, labels = examples()
+    update = ls.Client(tiny(), images, labels, epochs=2, lr=0.05).train()
+    first = attack.run(tiny(), update, seed=7)
+    torch.rand(100)
+    again = attack.run(tiny(), update, seed=7)
+    other = attack.run(tiny(), update, seed=8)
+    assert torch.equal(first.images, again.images)
+    assert not torch.equal(first.images, other.images)
+
+
+def test_an_attack_leaves_the_model_and_the_global_random_state_alone() -> None:
+    model, (images, labels) = tiny(), examples()
+    update = ls.Client(model, images, labels, epochs=2, lr=0.05).train()
+    was, state = {n: t.clone() for n, t in model.state_dict().items()}, torch.get_rng_state()
+    found = papers.sme(3).run(model, update)
+    assert same_bits(was, dict(model.state_dict()))
+    assert torch.equal(state, torch.get_rng_state())
+    assert model.training
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+    assert not found.images.requires_grad
+
+
+def test_the_weights_in_the_model_object_do_not_matter() -> None:
+    """Only those of the update do: the server may have moved on."""
+    model, (images, labels) = tiny(), examples()
+    update = ls.Client(model, images, labels, epochs=2, lr=0.05).train()
+    expected = papers.sme(5).run(model, update)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert torch.equal(papers.sme(5).run(model, update).images, expected.images)
+
+
+def test_known_labels_are_an_assumption_on_record() -> None:
+    model, (images, labels) = tiny(), examples()
+    update = ls.Client(model, images, labels, epochs=2, lr=0.05).train()
+    assert papers.ig(1).run(model, update, labels=labels).labels_known
+    assert not papers.ig(1).run(model, update).labels_known

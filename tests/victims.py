@@ -1,0 +1,41 @@
+"""Small victims that several tests share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import leakscope as ls
+
+
+def tiny(classes: int = 5, channels: int = 1, size: int = 12) -> nn.Module:
+    """A convolution and a dense layer: attacked in milliseconds."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Conv2d(channels, 4, 3, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(4 * size * size, classes),
+        )
+
+
+def examples(
+    count: int = 3, classes: int = 5, channels: int = 1, size: int = 12
+) -> tuple[Tensor, Tensor]:
+    """Noise images in [0, 1] and labels."""
+    generator = torch.Generator().manual_seed(1)
+    images = torch.rand((count, channels, size, size), generator=generator)
+    return images, torch.randint(classes, (count,), generator=generator)
+
+
+def tiny_update() -> ls.Update:
+    """Weights after two epochs of :func:`tiny` on :func:`examples`."""
+    return ls.Client(tiny(), *examples(), epochs=2, batch_size=2, lr=0.05).train()
+
+
+def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    """Whether both hold the same names, types and bits."""
+    return list(a) == list(b) and all(
+        a[name].dtype == b[name].dtype and torch.equal(a[name], b[name]) for name in a
+    )
