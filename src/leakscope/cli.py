@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
 
 from leakscope.errors import LeakscopeError
@@ -147,11 +148,18 @@ def show(
 def main() -> None:
     """Run the command line: bad input ends in one clear line each and exit code 2."""
     try:
-        app()
+        app(standalone_mode=False)
     except LeakscopeError as error:
         for line in str(error).splitlines():
             typer.secho(f"error: {line}", fg="red", err=True)
         sys.exit(2)
-    except KeyboardInterrupt:
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
         typer.secho("stopped: run the same command again to go on", err=True)
         sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

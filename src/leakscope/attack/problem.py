@@ -104,7 +104,7 @@ class Problem:
         update.check(model)
         update.protocol.need("input_shape", "normalize")
         first = next(model.parameters())
-        device = first.device if device is None else torch.device(device)
+        device = first.device if device is None else _usable(device)
         model = _frozen_copy(model, update.protocol).to(device)
         trained = [name for name, p in model.named_parameters() if p.requires_grad]
         if not trained:
@@ -140,6 +140,14 @@ class Problem:
             low=(0 - mean) / std,
             high=(1 - mean) / std,
         )
+
+
+def _usable(device: torch.device | str) -> torch.device:
+    try:
+        return torch.zeros((), device=device).device
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise LeakscopeError(f"device {device} cannot be used: {reason}") from None
 
 
 def _frozen_copy(model: nn.Module, protocol: Protocol) -> nn.Module:

@@ -176,20 +176,23 @@ class Scenario(_Part):
     data: DataPart = DataPart()
     client: ClientPart = ClientPart()
     federation: FederationPart | None = None
-    attacks: tuple[AttackPart, ...] = Field(min_length=1)
+    attacks: tuple[AttackPart, ...]
 
     @model_validator(mode="after")
     def _resolve_normalization(self) -> Scenario:
         """Replace ``auto`` by the data set's name if it has constants, else by the identity."""
         kind = self.data.source.partition(":")[0]
         usual = kind if kind in CONSTANTS else None
-        for part in (self.client, self.federation):
+        for name in ("client", "federation"):
+            part = getattr(self, name)
             if part is not None and part.normalize == AUTO:
-                object.__setattr__(part, "normalize", usual)
+                object.__setattr__(self, name, part.model_copy(update={"normalize": usual}))
         return self
 
     @model_validator(mode="after")
     def _distinct(self) -> Scenario:
+        if not self.attacks:
+            raise ValueError("attacks is empty: name at least one")
         labels = [attack.label for attack in self.attacks]
         for label in labels:
             if labels.count(label) > 1:

@@ -1,0 +1,111 @@
+"""The verdict: one sentence that a privacy officer understands.
+
+Let r be the share of training images recognised by the strongest attack over all clients and b
+the same share for that attack on an update without signal. ``leaks`` if r - b >= 1/2, ``leaks in
+part`` if r > b, else ``could not break it``: failing to break something does not make it safe.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from leakscope.report.grouping import AttackEvidence, strongest_first
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from leakscope.audit.evidence import Evidence
+
+Level = Literal["leaks", "leaks in part", "could not break it", "not measured"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the report says first.
+
+    Attributes:
+        level: the status in a word or two.
+        sentence: the finding.
+        detail: what it rests on.
+    """
+
+    level: Level
+    sentence: str
+    detail: str
+
+
+def verdict(evidence: Sequence[Evidence]) -> Verdict:
+    """Judge by the strongest attack.
+
+    Args:
+        evidence: every attack on every client, at least one.
+    """
+    attacks = strongest_first(evidence)
+    strongest = attacks[0]
+    if not strongest.findings:
+        return _not_measured(attacks)
+    excess, total = strongest.recognised - strongest.baseline_recognised, len(strongest.psnr)
+    if excess <= 0:
+        return _not_broken(attacks)
+    return Verdict(
+        level="leaks" if 2 * excess >= total else "leaks in part",
+        sentence=f"{_subject(strongest.recognised, total)} could be read out of "
+        f"{_updates(strongest)} and recognised.",
+        detail=f"Strongest attack: {_effort(strongest)}. Run on random noise in place of the "
+        f"update, the same attack gets {strongest.baseline_recognised} of {total} recognised: "
+        "what exceeds that came out of the update.",
+    )
+
+
+def _not_broken(attacks: list[AttackEvidence]) -> Verdict:
+    strongest = attacks[0]
+    if strongest.recognised == 0:
+        sentence = (
+            "No attack tried here could read a recognisable training image out of "
+            f"{_updates(strongest)}."
+        )
+    else:
+        sentence = (
+            f"The strongest attack recognised no more training images in {_updates(strongest)} "
+            f"than in random noise ({strongest.recognised} against "
+            f"{strongest.baseline_recognised} of {len(strongest.psnr)})."
+        )
+    return Verdict(
+        level="could not break it",
+        sentence=sentence,
+        detail=f"Tried: {_efforts(attacks)}. This is no proof that nothing leaks: "
+        "a stronger attack or more iterations may succeed where these failed.",
+    )
+
+
+def _not_measured(attacks: list[AttackEvidence]) -> Verdict:
+    return Verdict(
+        level="not measured",
+        sentence="How much leaked cannot be measured without the original images: "
+        "look at the pictures below.",
+        detail=f"Tried: {_efforts(attacks)}. Whatever a person recognises in the pictures has "
+        "leaked. Look at the final match too: the nearer to 0, the better the pictures explain "
+        "the update. A good match with unrecognisable pictures does not show that nothing leaked.",
+    )
+
+
+def _subject(recognised: int, total: int) -> str:
+    if total == 1:
+        return "The only training image"
+    if recognised == total:
+        return f"All {total} training images"
+    return f"{recognised} of {total} training images"
+
+
+def _updates(attack: AttackEvidence) -> str:
+    count = len(attack.findings)
+    return "this update" if count == 1 else f"these {count} updates"
+
+
+def _effort(attack: AttackEvidence) -> str:
+    return f"{attack.name} ({attack.iterations:,} iterations)"
+
+
+def _efforts(attacks: list[AttackEvidence]) -> str:
+    return ", ".join(_effort(attack) for attack in attacks)

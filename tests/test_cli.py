@@ -1,0 +1,288 @@
+"""The command line as a user meets it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors import safe_open
+
+import leakscope as ls
+from leakscope.cli import main
+
+TINY_MODEL = """
+from torch import nn
+
+def tiny(classes, channels, size):
+    features = nn.Sequential(nn.Conv2d(channels, 4, 3, padding=1), nn.ReLU(), nn.Flatten())
+    return nn.Sequential(features, nn.Linear(4 * size * size, classes))
+
+def broken():
+    raise RuntimeError("boom")
+"""
+
+SCENARIO = {
+    "name": "small",
+    "model": {"name": "own.py:tiny"},
+    "data": {"source": "photos", "size": 16},
+    "client": {"examples": 2, "count": 2, "epochs": 3, "lr": 0.05},
+    "attacks": [
+        {"name": "sme", "options": {"iterations": 30}},
+        {"name": "ig", "labels": "known", "options": {"iterations": 30}},
+    ],
+}
+
+
+class Run(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def leakscope(
+    desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Run]:
+    """Runs a command line in the user's folder, in this process: importing torch takes long."""
+
+    def run(command: str) -> Run:
+        monkeypatch.chdir(desk)
+        monkeypatch.setattr(sys, "argv", ["leakscope", *command.split()])
+        code: object = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+        assert isinstance(code, int)
+        return Run(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Path:
+    """A folder with a model, a scenario and an update of the user's own."""
+    (tmp_path / "own.py").write_text(TINY_MODEL)
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(SCENARIO))
+    tiny: dict[str, Any] = {}
+    exec(TINY_MODEL, tiny)
+    images = torch.rand(3, 1, 12, 12, generator=torch.Generator().manual_seed(0))
+    client = ls.Client(tiny["tiny"](5, 1, 12), images, torch.tensor([0, 1, 3]), epochs=2, lr=0.05)
+    client.train().save(tmp_path / "u.safetensors")
+    return tmp_path
+
+
+def test_audit_ends_with_a_report_and_is_not_done_twice(
+    desk: Path, leakscope: Callable[..., Run]
+) -> None:
+    first = leakscope("audit small.yaml --out out")
+    assert first.code == 0, first.err
+    report = desk / "out" / "report.html"
+    assert first.out.splitlines()[-1] == f"report: {report.resolve()}"
+    assert "sme" in report.read_text()
+    found = sorted((desk / "out" / "trials").glob("*/*"))
+    files = ["baseline.safetensors", "finding.json", "found.safetensors"]
+    assert [path.name for path in found] == 4 * files
+    times = {path: path.stat().st_mtime_ns for path in found if path.suffix == ".safetensors"}
+    assert leakscope("audit small.yaml --out out").code == 0
+    assert all(path.stat().st_mtime_ns == time for path, time in times.items())
+    numbers = ls.measure.Finding.model_validate_json(found[1].read_text())
+    assert len(numbers.scores.psnr) == 2
+
+
+def test_a_killed_audit_goes_on_where_it_was(desk: Path) -> None:
+    scenario = SCENARIO | {
+        "attacks": [
+            {"name": "ig", "options": {"iterations": 40}},
+            {"name": "sme", "options": {"iterations": 100_000}},
+        ]
+    }
+    (desk / "long.yaml").write_text(yaml.safe_dump(scenario))
+    command = [sys.executable, "-m", "leakscope.cli", "audit", "long.yaml", "--out", "out"]
+
+    def seconds_spent(more_than: float) -> float:
+        """Wait until the attack has stored a checkpoint with more work in it, and say how much."""
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            for path in desk.glob("out/trials/*-sme-*/found.checkpoint"):
+                with safe_open(path, framework="pt") as file:
+                    seconds = float(file.metadata()["seconds"])
+                    if seconds > more_than:
+                        return seconds
+            time.sleep(0.1)
+        raise AssertionError("no checkpoint was written")
+
+    with subprocess.Popen(command, cwd=desk) as first:
+        spent = seconds_spent(0)
+        first.kill()
+    kept = list(desk.glob("out/trials/*-ig-*/found.safetensors"))
+    assert kept
+    ls.Reconstruction.load(kept[0])
+    assert not list(desk.glob("out/trials/*-sme-*/found.safetensors"))
+    with subprocess.Popen(command, cwd=desk, stderr=subprocess.PIPE, text=True) as second:
+        try:
+            # Both runs store after the same time of work: only one that went on has more in it.
+            assert seconds_spent(spent) > 1.5 * spent
+            second.send_signal(signal.SIGINT)
+            _, stderr = second.communicate(timeout=20)
+        finally:
+            second.kill()
+    assert second.returncode == 130
+    assert "run the same command again" in stderr
+
+
+def test_attack_on_a_captured_update_needs_no_truth(
+    desk: Path, leakscope: Callable[..., Run]
+) -> None:
+    command = "attack u.safetensors --model own.py:tiny --attack sme --iterations 20 --out found"
+    done = leakscope(command)
+    assert done.code == 0, done.err
+    found = ls.Reconstruction.load(desk / "found" / "reconstruction.safetensors")
+    assert found.images.shape == (3, 1, 12, 12)
+    assert (desk / "found" / "report.html").exists()
+    assert not (desk / "found" / "attack.checkpoint").exists()
+
+
+def test_what_the_file_does_not_say_can_be_told(desk: Path, leakscope: Callable[..., Run]) -> None:
+    update = ls.Update.load(desk / "u.safetensors")
+    ls.Update(update.before, update.after, None, 3).save(desk / "bare.safetensors")
+    command = "attack bare.safetensors --model own.py:tiny --attack ig --iterations 3 --out found"
+    for told in ("--input-shape 1,12,12", "--classes 5", "--normalize none"):
+        asked = leakscope(command)
+        assert asked.code == 2
+        assert told.split()[0] in asked.err
+        command += f" {told}"
+    assert leakscope(command).code == 0
+    assert leakscope(f"{command} --normalize 0.5:0.25 --labels 0,1,3 --lr 0.05").code == 0
+
+
+def test_show_and_list(leakscope: Callable[..., Run]) -> None:
+    shown = yaml.safe_load(leakscope("show small.yaml").out)
+    assert shown["attacks"][0]["options"]["alpha"] == 0.5
+    everything = leakscope("list").out
+    for name in ("sme", "Surrogate Model Extension", "cnn-cifar", "photos"):
+        assert name in everything
+    assert "photos" not in leakscope("list attacks").out
+
+
+def test_usage_errors_and_help(leakscope: Callable[..., Run]) -> None:
+    assert leakscope("--help").code == 0
+    assert "audit" in leakscope("--help").out
+    missing = leakscope("audit small.yaml")
+    assert missing.code == 2
+    assert "--out" in missing.err
+
+
+def test_help_does_not_import_torch() -> None:
+    code = (
+        "import sys, leakscope.cli; sys.exit('torch' in sys.modules or 'pydantic' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+BAD = {
+    "no such scenario": ("audit nowhere.yaml --out out", "nowhere.yaml: No such file"),
+    "scenario is not YAML": ("audit not.yaml --out out", "is not YAML"),
+    "unknown model": ("audit model.yaml --out out", "did you mean 'cnn-cifar'"),
+    "unknown attack": ("audit attack.yaml --out out", "did you mean 'sme'"),
+    "unknown field": ("show field.yaml", "did you mean 'epochs'"),
+    "too few images": ("audit greedy.yaml --out out", "client.count x client.examples is 900"),
+    "no writers": ("audit writer.yaml --out out", "names no writers"),
+    "missing data": ("audit data.yaml --out out", "nowhere.npz"),
+    "broken factory": ("audit factory.yaml --out out", "boom"),
+    "output is a file": ("audit small.yaml --out own.py", "cannot write to own.py"),
+    "pickled update": ("attack u.pt --model own.py:tiny --attack ig --out out", "pickle"),
+    "truncated update": (
+        "attack cut.safetensors --model own.py:tiny --attack ig --out out",
+        "not a whole safetensors file",
+    ),
+    "update with NaN": (
+        "attack nan.safetensors --model own.py:tiny --attack ig --out out",
+        "after/1.weight contains NaN",
+    ),
+    "wrong architecture": (
+        "attack u.safetensors --model mlp --attack ig --out out",
+        "before does not match the model",
+    ),
+    "misspelt attack": (
+        "attack u.safetensors --model own.py:tiny --attack smee --out out",
+        "did you mean 'sme'",
+    ),
+    "no such factory": (
+        "attack u.safetensors --model own.py:small --attack ig --out out",
+        "small",
+    ),
+    "wrong number of labels": (
+        "attack u.safetensors --model own.py:tiny --attack ig --labels 1,2 --out out",
+        "labels must be 3 integers",
+    ),
+    "labels are no numbers": (
+        "attack u.safetensors --model own.py:tiny --attack ig --labels cat --out out",
+        "--labels 'cat'",
+    ),
+    "zero iterations": (
+        "attack u.safetensors --model own.py:tiny --attack ig --iterations 0 --out out",
+        "iterations is 0",
+    ),
+    "sme on one gradient": (
+        "attack g.safetensors --model own.py:tiny --attack sme --out out",
+        "use ig",
+    ),
+    "no such device": (
+        "attack u.safetensors --model own.py:tiny --attack ig --device tpu9 --out out",
+        "device",
+    ),
+}
+
+
+def spoil(desk: Path) -> None:
+    """The files that the bad commands name."""
+    (desk / "not.yaml").write_text("a: [")
+    changes: dict[str, dict[str, object]] = {
+        "model": {"model": {"name": "cnn-cifr"}},
+        "attack": {"attacks": [{"name": "smee"}]},
+        "field": {"client": {"epoch": 3}},
+        "greedy": {"client": {"examples": 900}},
+        "writer": {"client": {"pick": "writer"}},
+        "data": {"data": {"source": "npz:nowhere.npz"}},
+        "factory": {"model": {"name": "own.py:broken"}},
+    }
+    for name, change in changes.items():
+        (desk / f"{name}.yaml").write_text(yaml.safe_dump(SCENARIO | change))
+    update = ls.Update.load(desk / "u.safetensors")
+    torch.save(update.before, desk / "u.pt")
+    whole = (desk / "u.safetensors").read_bytes()
+    (desk / "cut.safetensors").write_bytes(whole[: len(whole) // 2])
+    assert update.after is not None
+    weight = update.after["1.weight"].numpy()
+    start = whole.index(weight.tobytes())
+    holed = whole[:start] + np.float32("nan").tobytes() + whole[start + 4 :]
+    (desk / "nan.safetensors").write_bytes(holed)
+    gradient = {name: tensor + 1 for name, tensor in update.before.items()}
+    sent = ls.Update(update.before, None, gradient, 3, update.protocol)
+    sent.save(desk / "g.safetensors")
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_inputs_end_in_one_clear_line_and_code_2(
+    name: str, desk: Path, leakscope: Callable[..., Run]
+) -> None:
+    spoil(desk)
+    command, says = BAD[name]
+    end = leakscope(command)
+    assert end.code == 2
+    assert len(end.err.splitlines()) == 1
+    assert says in end.err
+
+
+def test_fifteen_bad_inputs_are_listed() -> None:
+    assert len(BAD) >= 15

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from leakscope import LeakscopeError
+from leakscope.audit import Scenario
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.yaml"))
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "scenario.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_resolve_and_resolved_ones_stay_the_same(path: Path, tmp_path: Path) -> None:
+    scenario = Scenario.load(path)
+    again = Scenario.load(written(tmp_path, scenario.dump()))
+    assert again == scenario
+    assert again.dump() == scenario.dump()
+
+
+def test_defaults_are_filled_in() -> None:
+    resolved = yaml.safe_load(
+        Scenario.model_validate({"attacks": [{"name": "sme", "options": {"tv": 0.1}}]}).dump()
+    )
+    assert resolved["client"]["normalize"] == "photos"
+    assert resolved["attacks"][0] == {
+        "name": "sme",
+        "label": "sme",
+        "labels": "recovered",
+        "options": {"iterations": 1000, "lr": 1.0, "tv": 0.1, "alpha": 0.5},
+    }
+    own = {"data": {"source": "npz:x.npz"}, "attacks": [{"name": "ig"}]}
+    assert Scenario.model_validate(own).client.normalize is None
+
+
+def test_all_mistakes_are_reported_at_once_with_path_and_nearest_name(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        """
+        modle: {name: mlp}
+        model: {name: cnn-cifr, seed: -1}
+        data: {source: fotos}
+        client: {epoch: 5, lr: zero, optimizer: adamm, normalize: cifar1000}
+        federation: {rounds: 0, splitt: iid}
+        attacks:
+          - {name: sme, options: {iteration: 5}}
+          - {name: smee}
+          - {name: ig, options: {iterations: many}}
+          - {name: ig, options: {iterations: 0}}
+        """,
+    )
+    with pytest.raises(LeakscopeError) as error:
+        Scenario.load(path)
+    lines = str(error.value).splitlines()
+    expected = [
+        "modle: unknown field 'modle': did you mean 'model'?",
+        "model.name: unknown model 'cnn-cifr': did you mean 'cnn-cifar'?",
+        "model.seed: input should be greater than or equal to 0",
+        "data.source: unknown dataset 'fotos': did you mean 'photos'?",
+        "client.epoch: unknown field 'epoch': did you mean 'epochs'?",
+        "client.lr: input should be a valid number",
+        "client.optimizer: unknown value 'adamm': did you mean 'adam'?",
+        "client.normalize: unknown normalization 'cifar1000': did you mean 'cifar100'?",
+        "federation.rounds: input should be greater than 0",
+        "federation.splitt: unknown field 'splitt': did you mean 'split'?",
+        "attacks.0: unknown option of sme 'iteration': did you mean 'iterations'?",
+        "attacks.1: unknown attack 'smee': did you mean 'sme'?",
+        "attacks.2: options.iterations: Input should be a valid integer",
+        "attacks.3: iterations is 0: use at least 1",
+    ]
+    for part in expected:
+        assert any(part in line for line in lines), f"{part!r} not in {error.value}"
+    assert len(lines) == len(expected)
+    assert all(line.startswith(f"{path}: ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "must hold fields"),
+        ("- 1", "must hold fields"),
+        ("a: [", "is not YAML"),
+        ("!!python/object/apply:os.getcwd []", "is not YAML"),
+        ("attacks: []", "attacks is empty"),
+        ("name: x", "attacks: field required"),
+        ("attacks: [{name: ig}, {name: ig}]", "two are called 'ig'"),
+    ],
+)
+def test_unusable_files_are_named(text: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(LeakscopeError, match=says):
+        Scenario.load(written(tmp_path, text))
