@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from victims import examples, same_bits, tiny, tiny_update
 
 import leakscope as ls
 from leakscope import LeakscopeError, papers
@@ -18,6 +17,7 @@ from leakscope.attack.prior import Box, TotalVariation
 from leakscope.attack.problem import Problem
 from leakscope.attack.solver import Adam, StepDecay, Variable, solve
 from leakscope.attack.trajectory import Line, Start
+from victims import examples, same_bits, tiny, tiny_update
 
 
 def problem_of(update: ls.Update, model: nn.Module | None = None) -> Problem:
@@ -135,7 +135,9 @@ def test_constants_get_no_gradient() -> None:
     seen = []
 
     def objective(values: Any) -> tuple[Tensor, Tensor]:
-        seen.append({name: torch._C._functorch.is_gradtrackingtensor(v) for name, v in values.items()})
+        seen.append(
+            {name: torch._C._functorch.is_gradtrackingtensor(v) for name, v in values.items()}
+        )
         loss = (values["images"] * values["labels"]).sum()
         return loss, loss
 
@@ -216,9 +218,7 @@ def test_labels_are_recovered_with_repeats(
     generator = torch.Generator().manual_seed(count)
     some = torch.randperm(len(photos), generator=generator)[:count]
     labels = photos.labels[some]
-    client = ls.Client(
-        model, photos.images[some], labels, epochs=5, lr=0.004, normalize="photos"
-    )
+    client = ls.Client(model, photos.images[some], labels, epochs=5, lr=0.004, normalize="photos")
     update = client.gradient() if shares == "gradient" else client.train()
     found = Counts().variable(Problem.of(model, update, None)).value
     assert len(found) == count

@@ -8,20 +8,18 @@ import tracemalloc
 import zipfile
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from PIL import Image
 
 from leakscope import data
 from leakscope.errors import LeakscopeError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 RNG = np.random.default_rng(0)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from victims import examples, same_bits, tiny
 
 import leakscope as ls
 from leakscope import LeakscopeError
 from leakscope.federated import average, by_writer, dirichlet, federate, iid
+from victims import examples, same_bits, tiny
 
 OPTIMIZERS: list[tuple[dict[str, Any], Any]] = [
     ({}, lambda p: torch.optim.SGD(p, lr=0.05)),

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from victims import examples, same_bits, tiny
 
 import leakscope as ls
 from leakscope import papers
+from victims import examples, same_bits, tiny
 
 RECIPES = sorted(papers.RECIPES)
 

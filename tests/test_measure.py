@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from torch import Tensor
-from victims import tiny_update
 
 import leakscope as ls
 from leakscope import LeakscopeError, measure
+from victims import tiny_update
 
 
 def noisy(photos: ls.data.Dataset, count: int) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,10 +13,6 @@ from leakscope import models
 from leakscope.errors import LeakscopeError
 from leakscope.models.registry import REGISTRY
 from leakscope.models.vit import Attention
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def conv(inputs: int, outputs: int, kernel: int) -> int:

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from victims import examples
 
 import leakscope as ls
 from leakscope import LeakscopeError, papers
+from victims import examples
 
 
 class WithBatchNorm(nn.Module):
@@ -81,9 +81,7 @@ def test_batchnorm_in_both_modes(mode: str) -> None:
     model = WithBatchNorm()
     images, labels = examples()
     update = ls.Client(model, images, labels, lr=0.05, batchnorm=mode).gradient()
-    wrong = update.protocol.model_copy(
-        update={"batchnorm": "train" if mode == "eval" else "eval"}
-    )
+    wrong = update.protocol.model_copy(update={"batchnorm": "train" if mode == "eval" else "eval"})
     for protocol, explains in ((update.protocol, True), (wrong, False)):
         told = ls.Update(update.before, None, update.gradient, 3, protocol)
         problem = ls.attack.problem.Problem.of(model, told, None)

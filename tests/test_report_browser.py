@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from playwright.sync_api import Browser, Page
+
+from leakscope.audit.evidence import Evidence, Provenance
+
+Open = Callable[..., Page]
+
 import os
 import shutil
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import pytest
 from playwright.sync_api import expect, sync_playwright
@@ -13,16 +22,6 @@ from playwright.sync_api import expect, sync_playwright
 from leakscope import data
 from leakscope.report import write
 from test_report import ATTACK, PROVENANCE, sample, two_attacks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from playwright.sync_api import Browser, Page
-
-    from leakscope.audit.evidence import Evidence, Provenance
-
-    Open = Callable[..., Page]
 
 pytestmark = pytest.mark.browser
 

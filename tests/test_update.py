@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
-from victims import same_bits, tiny, tiny_update
 
 import leakscope as ls
 from leakscope import LeakscopeError, Protocol, Update
+from victims import same_bits, tiny, tiny_update
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool]
 

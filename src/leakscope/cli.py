@@ -20,6 +20,9 @@ app = typer.Typer(
     add_completion=False,
 )
 
+INTERRUPTED = 130
+"""What typer returns after Ctrl-C, and the shell's code for it."""
+
 OUT = Annotated[Path, typer.Option(help="Folder for everything the command leaves behind.")]
 
 
@@ -148,7 +151,7 @@ def show(
 def main() -> None:
     """Run the command line: bad input ends in one clear line each and exit code 2."""
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)
     except LeakscopeError as error:
         for line in str(error).splitlines():
             typer.secho(f"error: {line}", fg="red", err=True)
@@ -156,9 +159,9 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except click.Abort:
+    if code == INTERRUPTED:
         typer.secho("stopped: run the same command again to go on", err=True)
-        sys.exit(130)
+        sys.exit(code)
 
 
 if __name__ == "__main__":

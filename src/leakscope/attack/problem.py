@@ -78,10 +78,15 @@ class Problem:
             return None
         if self.after is None:
             return 1.0
-        if protocol.optimizer != "sgd" or protocol.momentum or None in (
-            protocol.lr,
-            protocol.epochs,
-            protocol.batch_size,
+        if (
+            protocol.optimizer != "sgd"
+            or protocol.momentum
+            or None
+            in (
+                protocol.lr,
+                protocol.epochs,
+                protocol.batch_size,
+            )
         ):
             return None
         assert protocol.lr is not None

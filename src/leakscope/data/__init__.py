@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from leakscope.data import cifar, embedded, folder, idx, leaf, npz
 from leakscope.data.constants import normalization
 from leakscope.data.dataset import Dataset
 from leakscope.errors import LeakscopeError, unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["Dataset", "describe", "load", "names", "normalization"]
 

@@ -10,22 +10,19 @@ import io
 import math
 import pickle
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from leakscope.data.constants import normalization
 from leakscope.data.dataset import Dataset
 from leakscope.data.files import class_labels, missing, reading
 from leakscope.data.image import resized, to_unit
 from leakscope.errors import LeakscopeError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-    from torch import Tensor
 
 _SOURCE = "https://www.cs.toronto.edu/~kriz/cifar.html (python version, unpacked)"
 _SHAPE = (3, 32, 32)

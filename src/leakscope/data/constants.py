@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from leakscope.data.dataset import Normalization
 from leakscope.errors import unknown
-
-if TYPE_CHECKING:
-    from leakscope.data.dataset import Normalization
 
 # The training split's own statistics, as commonly published. Nobody publishes FEMNIST's and
 # LFW's: those are measured on 70 writers in LEAF's polarity (white paper) and on 400 aligned

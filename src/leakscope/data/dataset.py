@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from leakscope.errors import LeakscopeError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 

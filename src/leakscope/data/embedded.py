@@ -7,19 +7,16 @@ looking on the network.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import skimage
 import torch
+from torch import Tensor
 
 from leakscope.data.constants import normalization
 from leakscope.data.dataset import Dataset
 from leakscope.data.files import reading
 from leakscope.data.image import decode, resized, to_unit
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FOLDER = Path(skimage.__file__).parent / "data"
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from leakscope.data.dataset import Dataset
 from leakscope.data.image import decode, resized, to_unit
 from leakscope.errors import LeakscopeError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import Tensor
 
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 

@@ -5,20 +5,16 @@ from __future__ import annotations
 import gzip
 import math
 import struct
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from leakscope.data.constants import normalization
 from leakscope.data.dataset import Dataset
 from leakscope.data.files import class_labels, missing, reading
 from leakscope.data.image import resized, to_unit
 from leakscope.errors import LeakscopeError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 _MNIST_SOURCE = "https://yann.lecun.com/exdb/mnist/"
 _FASHION_SOURCE = "https://github.com/zalandoresearch/fashion-mnist#get-the-data"

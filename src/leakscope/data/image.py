@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 from torch.nn import functional
 
 from leakscope.data.files import reading
 from leakscope.errors import LeakscopeError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-    from torch import Tensor
 
 # Named because Pillow would otherwise also try formats that start other programs (EPS).
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")

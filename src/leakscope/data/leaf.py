@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 import string
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from leakscope.data.constants import normalization
 from leakscope.data.dataset import Dataset
 from leakscope.data.files import class_labels, missing, reading
 from leakscope.data.image import resized
 from leakscope.errors import LeakscopeError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from torch import Tensor
 
 _SOURCE = "https://github.com/TalwalkarLab/leaf (data/femnist/preprocess.sh writes it)"
 _CLASS_NAMES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)

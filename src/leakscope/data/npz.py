@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 import zipfile
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.lib import format as npy
+from numpy.typing import NDArray
 
 from leakscope.data.dataset import Dataset
 from leakscope.data.files import class_labels, integers, reading
 from leakscope.data.image import resized, to_unit
 from leakscope.errors import LeakscopeError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 _FIELDS = "'images' (uint8 NHW or NHWC) and 'labels' (integers)"
 _MOST_CLASSES = 100_000  # one stray label must not create a name for every smaller number

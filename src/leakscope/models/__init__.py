@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from torch import nn
 
 from leakscope.errors import LeakscopeError, unknown
 from leakscope.models import user
 from leakscope.models.factory import arguments, seeded
-from leakscope.models.registry import REGISTRY
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from leakscope.models.registry import Entry
+from leakscope.models.registry import REGISTRY, Entry
 
 __all__ = ["build", "describe", "names"]
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 # What a user's factory gets that asks for these without a default, when the caller gave none.
 _FALLBACK = {"channels": 3, "size": 32}

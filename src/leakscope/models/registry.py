@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+
+from torch import nn
 
 from leakscope.models.cnn import cnn
 from leakscope.models.convnet import convnet
@@ -19,11 +21,6 @@ from leakscope.models.resnet import (
     small_stem,
 )
 from leakscope.models.vit import VitA
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import nn
 
 
 @dataclass(frozen=True)

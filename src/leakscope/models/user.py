@@ -5,19 +5,16 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 import torch
 from torch import nn
 
 from leakscope.errors import LeakscopeError
 from leakscope.models.factory import arguments, seeded
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import ModuleType
 
 
 def build(

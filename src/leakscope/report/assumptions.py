@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from leakscope.audit.evidence import Evidence, Provenance
-    from leakscope.report.grouping import AttackEvidence
-    from leakscope.update import Protocol
+from leakscope.audit.evidence import Evidence, Provenance
+from leakscope.report.grouping import AttackEvidence
+from leakscope.update import Protocol
 
 
 @dataclass(frozen=True)

@@ -10,24 +10,19 @@ import io
 import math
 import re
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import matplotlib
 import numpy as np
 from markupsafe import Markup
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from numpy.typing import NDArray
 
 from leakscope.measure import RECOGNISABLE_DB
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from contextlib import AbstractContextManager
-
-    from matplotlib.axes import Axes
-    from numpy.typing import NDArray
-
-    from leakscope.report.grouping import AttackEvidence
+from leakscope.report.grouping import AttackEvidence
 
 SERIES = 5
 """How many series colours the style sheet has; after that they repeat with another dash."""

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from PIL import Image
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from leakscope.audit.evidence import Evidence
-    from leakscope.measure import Scores
-    from leakscope.report.grouping import AttackEvidence
+from leakscope.audit.evidence import Evidence
+from leakscope.measure import Scores
+from leakscope.report.grouping import AttackEvidence
 
 SHOWN = 128
 """Longest side in CSS pixels that small images are enlarged to; two fit on a phone."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from leakscope.audit.evidence import Evidence
-    from leakscope.measure import Finding
+from leakscope.audit.evidence import Evidence
+from leakscope.measure import Finding
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,10 +55,11 @@ class AttackEvidence:
 
     @property
     def strength(self) -> tuple[float, float]:
-        """Share of recognised originals, then mean PSNR; unmeasured attacks come last."""
+        """Share recognised beyond the baseline's, then mean PSNR; unmeasured attacks come last."""
         if not self.findings:
-            return (-1.0, 0.0)
-        return (self.recognised / len(self.psnr), fmean(self.psnr))
+            return (-math.inf, 0.0)
+        excess = self.recognised - self.baseline_recognised
+        return (excess / len(self.psnr), fmean(self.psnr))
 
 
 def strongest_first(evidence: Sequence[Evidence]) -> list[AttackEvidence]:

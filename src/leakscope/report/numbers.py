@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import torch
 
 from leakscope.measure import interval
-
-if TYPE_CHECKING:
-    from leakscope.report.grouping import AttackEvidence
+from leakscope.report.grouping import AttackEvidence
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from leakscope.audit.evidence import Evidence, Provenance
 from leakscope.errors import LeakscopeError
 from leakscope.measure import RECOGNISABLE_DB
 from leakscope.report import charts
@@ -15,12 +17,6 @@ from leakscope.report.gallery import clearest, exhibits
 from leakscope.report.grouping import strongest_first
 from leakscope.report.numbers import row
 from leakscope.report.verdict import verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from leakscope.audit.evidence import Evidence, Provenance
 
 
 def render(evidence: Sequence[Evidence], provenance: Provenance) -> str:

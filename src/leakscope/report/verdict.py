@@ -1,21 +1,19 @@
 """The verdict: one sentence that a privacy officer understands.
 
-Let r be the share of training images recognised by the strongest attack over all clients and b
-the same share for that attack on an update without signal. ``leaks`` if r - b >= 1/2, ``leaks in
-part`` if r > b, else ``could not break it``: failing to break something does not make it safe.
+Let r be the share of training images that an attack recognises over all clients and b the same
+share for that attack on an update without signal. The attack with the highest r - b decides:
+``leaks`` if r - b >= 1/2, ``leaks in part`` if r > b, else ``could not break it``: failing to break
+something does not make it safe.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from leakscope.audit.evidence import Evidence
 from leakscope.report.grouping import AttackEvidence, strongest_first
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from leakscope.audit.evidence import Evidence
 
 Level = Literal["leaks", "leaks in part", "could not break it", "not measured"]
 
