@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from leakscope.attack.distance import Cosine, Euclidean
 from leakscope.attack.labels import Counts
 from leakscope.attack.prior import Box, TotalVariation
 from leakscope.attack.problem import Problem
-from leakscope.attack.solver import Adam, StepDecay, Variable, solve
+from leakscope.attack.solver import Adam, Objective, StepDecay, Variable, solve
 from leakscope.attack.trajectory import Line, Start
 from victims import examples, same_bits, tiny, tiny_update
 
@@ -112,7 +111,7 @@ def test_adam_is_torchs() -> None:
 
 
 def test_the_sign_of_the_gradient_forgets_its_size() -> None:
-    def slope(size: float) -> Callable[[Any], tuple[Tensor, Tensor]]:
+    def slope(size: float) -> Objective:
         return lambda values: ((size * values["images"]).sum(),) * 2
 
     ends = {}
@@ -135,9 +134,8 @@ def test_constants_get_no_gradient() -> None:
     seen = []
 
     def objective(values: Any) -> tuple[Tensor, Tensor]:
-        seen.append(
-            {name: torch._C._functorch.is_gradtrackingtensor(v) for name, v in values.items()}
-        )
+        tracked = torch._C._functorch.is_gradtrackingtensor
+        seen.append({name: tracked(value) for name, value in values.items()})
         loss = (values["images"] * values["labels"]).sum()
         return loss, loss
 

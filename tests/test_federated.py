@@ -133,7 +133,7 @@ def test_the_trajectory_can_be_recorded() -> None:
 )
 def test_bad_clients_are_refused(change: dict[str, Any], says: str) -> None:
     images, labels = examples()
-    arguments = {"images": images, "labels": labels, "lr": 0.1} | change
+    arguments: dict[str, Any] = {"images": images, "labels": labels, "lr": 0.1} | change
     with pytest.raises(LeakscopeError, match=says):
         ls.Client(tiny(), **arguments).train()
 

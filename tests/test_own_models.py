@@ -9,6 +9,7 @@ from torch.nn import functional
 
 import leakscope as ls
 from leakscope import LeakscopeError, papers
+from leakscope.attack.problem import Problem
 from victims import examples
 
 
@@ -20,7 +21,8 @@ class WithBatchNorm(nn.Module):
         self.head = nn.Linear(600, 5)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.drop(self.features(x).flatten(1)))
+        logits: Tensor = self.head(self.drop(self.features(x).flatten(1)))
+        return logits
 
 
 class WithTiedWeights(nn.Module):
@@ -32,7 +34,8 @@ class WithTiedWeights(nn.Module):
         self.head = nn.Linear(144, 5)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.decode(torch.tanh(self.encode(x.flatten(1))))))
+        logits: Tensor = self.head(torch.tanh(self.decode(torch.tanh(self.encode(x.flatten(1))))))
+        return logits
 
 
 class WithFrozenParameters(WithBatchNorm):
@@ -53,7 +56,8 @@ class WithFusedAttention(nn.Module):
         rows = x[:, 0]
         rows = rows + self.mix(rows, rows, rows, need_weights=False)[0]
         rows = rows + functional.scaled_dot_product_attention(rows, rows, rows)
-        return self.head(rows.flatten(1))
+        logits: Tensor = self.head(rows.flatten(1))
+        return logits
 
 
 OWN = [WithBatchNorm, WithTiedWeights, WithFrozenParameters, WithFusedAttention]
@@ -84,7 +88,7 @@ def test_batchnorm_in_both_modes(mode: str) -> None:
     wrong = update.protocol.model_copy(update={"batchnorm": "train" if mode == "eval" else "eval"})
     for protocol, explains in ((update.protocol, True), (wrong, False)):
         told = ls.Update(update.before, None, update.gradient, 3, protocol)
-        problem = ls.attack.problem.Problem.of(model, told, None)
+        problem = Problem.of(model, told, None)
         attack = papers.ig(1)
         found = problem.gradient(problem.before, images, labels)
         assert (attack.distance(found, problem.observed) < 1e-5) == explains

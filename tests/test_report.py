@@ -168,6 +168,11 @@ def test_the_strongest_attack_decides() -> None:
     assert verdict([scored(0, 10, attack="ig"), scored(7, 10)]).sentence.startswith("7 of 10")
 
 
+def test_an_attack_no_better_than_noise_does_not_hide_one_that_is() -> None:
+    noise, real = scored(5, 10, baseline=5, attack="loud"), scored(4, 10, attack="quiet")
+    assert verdict([noise, real]).level == "leaks in part"
+
+
 def test_mean_psnr_breaks_ties() -> None:
     weak, strong = sample("ig", damage=1.9), sample("sme", damage=1.8)
     assert weak.finding is not None

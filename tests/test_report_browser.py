@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
-from playwright.sync_api import Browser, Page
-
-from leakscope.audit.evidence import Evidence, Provenance
-
-Open = Callable[..., Page]
-
 import os
 import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from leakscope import data
+from leakscope.audit.evidence import Evidence, Provenance
 from leakscope.report import write
 from test_report import ATTACK, PROVENANCE, sample, two_attacks
 
 pytestmark = pytest.mark.browser
+
+Open = Callable[..., Page]
 
 FLAGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-background-networking"),
