@@ -47,30 +47,34 @@ class Counts:
     """Class counts from the last layer's gradient, repeated labels included.
 
     With mean predictions p, the bias gradient of class i is ``b_i = p_i - n_i / N``; hence every
-    count n_i. What is not seen is estimated:
+    count n_i. What is not seen is estimated, at both ends of the path for weights after many
+    steps (as DLFA interpolates):
 
-    - p, as the last layer's own answer to the mean embedding ``sum W'_i / sum b_i`` over rows with
-      negative b (the ratio of a weight row's gradient to its bias gradient is its input: IG,
-      proposition 3.1). Without a bias, as the network's answer to noise. For weights after many
-      steps, at both ends of the path (DLFA's interpolation).
-    - the scale of b, for weights ``eta T`` of plain SGD. Where that is unknown, or the layer has no
-      bias and row sums stand in for b, from ``sum |b_i| = 1 - sum p_i`` over the negative entries,
-      which holds when present classes are rare.
+    - p lies between two guesses. The network's answer to noise is good where classes are balanced
+      and b is small. The last layer's answer to the mean embedding is good where they are not:
+      the ratio of a weight row's gradient to its bias gradient is the layer's input (IG,
+      proposition 3.1). The imbalance ``sum |b_i|`` over negative b weighs the two.
+    - the scale of b is ``eta T`` for weights after plain SGD. Where it is unknown, or where row
+      sums of the weight's gradient stand in for a missing bias, it follows from
+      ``sum |b_i| = 1 - sum p_i`` over negative b, which holds when present classes are rare.
     """
 
     def variable(self, problem: Problem) -> Variable:
         """Labels [N] in ascending order; their order among the images carries no meaning."""
         layer = last_layer(problem)
-        guess = torch.stack([_predictions(problem, w, layer) for w in problem.ends()]).mean(0)
+        ends = problem.ends()
+        guess = torch.stack([_answer_to_noise(problem, end) for end in ends]).mean(0)
         if layer.bias is not None and problem.step_scale() is not None:
-            share = guess - problem.mean_gradient()[layer.bias]
+            signal = problem.mean_gradient()[layer.bias]
+            answers = [_answer_to_mean_embedding(problem, end, layer) for end in ends]
+            imbalance = signal.clamp_max(0).abs().sum().clamp_max(1)
+            share = guess.lerp(torch.stack(answers).mean(0), imbalance) - signal
         else:
-            signal = problem.observed[layer.weight].sum(1)
-            if layer.bias is not None:
-                signal = problem.observed[layer.bias]
-            present = signal <= signal.min().clamp_min(0)
-            scale = signal[present].abs().sum() / (1 - guess[present].sum()).clamp_min(1e-3)
-            share = torch.where(present, guess - signal / scale, torch.zeros_like(signal))
+            signal = problem.observed[layer.bias or layer.weight]
+            signal = signal.sum(1) if layer.bias is None else signal
+            negative = _negative(signal)
+            scale = signal[negative].abs().sum() / (1 - guess[negative].sum()).clamp_min(1e-3)
+            share = torch.where(negative, guess - signal / scale, torch.zeros_like(signal))
         return Variable(_round_to_counts(share * problem.num_examples, problem.num_examples))
 
 
@@ -98,18 +102,27 @@ def last_layer(problem: Problem) -> LastLayer:
     )
 
 
-def _predictions(problem: Problem, weights: State, layer: LastLayer) -> Tensor:
-    """Estimated mean softmax [classes] of the client's images under ``weights``."""
-    if layer.bias is not None:
-        signal = problem.observed[layer.bias]
-        negative = signal <= signal.min().clamp_min(0)
-        rows = problem.observed[layer.weight][negative].sum(0)
-        embedding = rows / signal[negative].sum().clamp_max(-1e-12)
-        return torch.softmax(weights[layer.weight] @ embedding + weights[layer.bias], 0)
+def _negative(signal: Tensor) -> Tensor:
+    """Where ``signal`` is negative, or at least smallest."""
+    return signal <= signal.min().clamp_min(0)
+
+
+def _answer_to_noise(problem: Problem, weights: State) -> Tensor:
+    """Mean softmax [classes] of the network on white noise."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn((64, *problem.shape), generator=generator).to(problem.low)
     with torch.no_grad():
         return problem.logits(weights, noise).softmax(1).mean(0)
+
+
+def _answer_to_mean_embedding(problem: Problem, weights: State, layer: LastLayer) -> Tensor:
+    """Softmax [classes] of the last layer on the mean input that its gradient gives away."""
+    assert layer.bias is not None
+    signal = problem.observed[layer.bias]
+    negative = _negative(signal)
+    rows = problem.observed[layer.weight][negative].sum(0)
+    embedding = rows / signal[negative].sum().clamp_max(-1e-12)
+    return torch.softmax(weights[layer.weight] @ embedding + weights[layer.bias], 0)
 
 
 def _round_to_counts(expected: Tensor, total: int) -> Tensor:

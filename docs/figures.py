@@ -1,0 +1,48 @@
+"""Draws the pictures of the README and the docs from the output of ``make demo``.
+
+python docs/figures.py out/demo
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+import leakscope as ls
+from leakscope.audit import Scenario
+from leakscope.audit.run import choose
+
+IMAGES = Path(__file__).parent / "images"
+
+
+def strip(out: Path) -> None:
+    """Originals, and what each attack read out of the weights, one column per image."""
+    scenario = Scenario.load(out / "scenario.yaml")
+    data = ls.data.load(scenario.data.source, size=scenario.data.size)
+    truth = data.images[choose(scenario, data)[0]]
+    rows: list[tuple[str, Tensor, list[str]]] = [("what the client had", truth, [])]
+    for attack in scenario.attacks:
+        (folder,) = (out / "trials").glob(f"000-{attack.name}-*")
+        found = ls.Reconstruction.load(folder / "found.safetensors")
+        finding = ls.measure.Finding.model_validate_json((folder / "finding.json").read_text())
+        notes = [f"{psnr:.0f} dB" for psnr in finding.scores.psnr]
+        title = f"read out of its weights ({attack.name.upper()})"
+        rows.append((title, found.images[torch.tensor(finding.scores.pairs)], notes))
+    figure = Figure(figsize=(1.15 * len(truth), 1.42 * len(rows)), layout="constrained")
+    for panel, (title, images, notes) in zip(
+        figure.subfigures(len(rows), 1), rows, strict=True
+    ):
+        panel.suptitle(title, fontsize=10, x=0.01, ha="left")
+        for axes, index in zip(panel.subplots(1, len(images)), range(len(images)), strict=True):
+            axes.imshow(images[index].permute(1, 2, 0), interpolation="nearest")
+            axes.set(xticks=[], yticks=[])
+            axes.set_xlabel(notes[index] if notes else "", fontsize=8)
+    figure.savefig(IMAGES / "demo.png", dpi=110, facecolor="white")
+
+
+if __name__ == "__main__":
+    strip(Path(sys.argv[1]))
