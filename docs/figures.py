@@ -5,11 +5,14 @@ python docs/figures.py out/demo
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
+from playwright.sync_api import sync_playwright
 from torch import Tensor
 
 import leakscope as ls
@@ -33,16 +36,28 @@ def strip(out: Path) -> None:
         title = f"read out of its weights ({attack.name.upper()})"
         rows.append((title, found.images[torch.tensor(finding.scores.pairs)], notes))
     figure = Figure(figsize=(1.15 * len(truth), 1.42 * len(rows)), layout="constrained")
-    for panel, (title, images, notes) in zip(
-        figure.subfigures(len(rows), 1), rows, strict=True
-    ):
+    panels = np.atleast_1d(figure.subfigures(len(rows), 1))
+    for panel, (title, images, notes) in zip(panels, rows, strict=True):
         panel.suptitle(title, fontsize=10, x=0.01, ha="left")
         for axes, index in zip(panel.subplots(1, len(images)), range(len(images)), strict=True):
             axes.imshow(images[index].permute(1, 2, 0), interpolation="nearest")
             axes.set(xticks=[], yticks=[])
-            axes.set_xlabel(notes[index] if notes else "", fontsize=8)
+            axes.set_xlabel(notes[index] if notes else " ", fontsize=8)
     figure.savefig(IMAGES / "demo.png", dpi=110, facecolor="white")
+
+
+def screenshot(out: Path) -> None:
+    """The top of the report, as a browser shows it."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
+        page = browser.new_page(viewport={"width": 1100, "height": 450})
+        page.goto((out / "report.html").resolve().as_uri())
+        page.screenshot(path=IMAGES / "report.png")
+        browser.close()
 
 
 if __name__ == "__main__":
     strip(Path(sys.argv[1]))
+    screenshot(Path(sys.argv[1]))
