@@ -9,7 +9,6 @@ import shutil
 import sys
 from pathlib import Path
 
-import numpy as np
 import torch
 from matplotlib.figure import Figure
 from playwright.sync_api import sync_playwright
@@ -36,7 +35,7 @@ def strip(out: Path) -> None:
         title = f"read out of its weights ({attack.name.upper()})"
         rows.append((title, found.images[torch.tensor(finding.scores.pairs)], notes))
     figure = Figure(figsize=(1.15 * len(truth), 1.42 * len(rows)), layout="constrained")
-    panels = np.atleast_1d(figure.subfigures(len(rows), 1))
+    panels = figure.subfigures(len(rows), 1, squeeze=False)[:, 0]
     for panel, (title, images, notes) in zip(panels, rows, strict=True):
         panel.suptitle(title, fontsize=10, x=0.01, ha="left")
         for axes, index in zip(panel.subplots(1, len(images)), range(len(images)), strict=True):
