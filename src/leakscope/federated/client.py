@@ -86,7 +86,7 @@ class Client:
         model = copy.deepcopy(self.model)
         inputs = normalized(self.images, self.protocol)
         train_locally(model, inputs, self.labels, self.protocol, seed=self.seed, on_step=on_step)
-        return self._update(after=snapshot(model))
+        return self._update(self.protocol, after=snapshot(model))
 
     def gradient(self) -> Update:
         """One gradient of the loss over all examples at the received weights."""
@@ -101,13 +101,17 @@ class Client:
         if not trained:
             raise LeakscopeError("model has no trainable parameter: all are frozen")
         gradients = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
-        return self._update(gradient=dict(zip(trained, gradients, strict=True)))
+        unused = dict.fromkeys(("epochs", "batch_size", "lr", "optimizer"))
+        return self._update(
+            self.protocol.model_copy(update=unused),
+            gradient=dict(zip(trained, gradients, strict=True)),
+        )
 
-    def _update(self, **sent: State) -> Update:
+    def _update(self, protocol: Protocol, **sent: State) -> Update:
         return Update(
             before=snapshot(self.model),
             num_examples=len(self.images),
-            protocol=self.protocol,
+            protocol=protocol,
             **sent,
         )
 
