@@ -240,6 +240,15 @@ class Update:
             raise LeakscopeError(f"{path}: {error}") from None
 
 
+def under(tensors: State, prefix: str) -> State:
+    """The tensors whose names start with ``prefix``, without it."""
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
+
+
 def digest(tensors: State, text: str) -> str:
     """SHA-256 over ``text`` and the names, types, shapes and bits of ``tensors``."""
     total = hashlib.sha256(text.encode())

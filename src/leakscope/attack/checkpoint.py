@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from leakscope.errors import LeakscopeError
-from leakscope.update import State, read_safetensors, write_safetensors
+from leakscope.update import State, read_safetensors, under, write_safetensors
 
 
 class Saved(NamedTuple):
@@ -70,16 +70,9 @@ class Checkpoint:
         if metadata.get("key") != self.key:
             return None
 
-        def part(prefix: str) -> State:
-            return {
-                name.removeprefix(prefix): tensor
-                for name, tensor in tensors.items()
-                if name.startswith(prefix)
-            }
-
         return Saved(
-            values=part("values/"),
-            state=part("state/"),
+            values=under(tensors, "values/"),
+            state=under(tensors, "state/"),
             track=tensors["track"],
             done=int(metadata["done"]),
             seconds=float(metadata["seconds"]),

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from leakscope.errors import LeakscopeError
-from leakscope.update import State, read_safetensors, write_safetensors
+from leakscope.update import State, read_safetensors, under, write_safetensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,17 +58,9 @@ class Reconstruction:
             return cls(
                 images=tensors.pop("images"),
                 labels=tensors.pop("labels"),
-                history=_part(tensors, "history/"),
-                parameters=_part(tensors, "parameters/"),
+                history=under(tensors, "history/"),
+                parameters=under(tensors, "parameters/"),
                 **json.loads(metadata["leakscope.reconstruction"]),
             )
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise LeakscopeError(f"{path} is not a reconstruction: {error!r}") from None
-
-
-def _part(tensors: State, prefix: str) -> State:
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
@@ -94,8 +93,3 @@ def measure(
 
     scores, chance = score(found)
     return Finding(scores=scores, baseline=score(baseline)[0], chance=chance)
-
-
-def recognised_share(scores: list[Scores]) -> Tensor:
-    """One value per image over all ``scores``: 1.0 if recognised, else 0.0."""
-    return torch.tensor([float(hit) for each in scores for hit in each.recognised])
