@@ -176,7 +176,6 @@ def test_an_interrupted_attack_goes_on_to_the_same_bits(
     model, update = tiny(), tiny_update()
     attack, path = papers.sme(20), tmp_path / "half.safetensors"
     whole = attack.run(model, update, seed=3)
-    monkeypatch.setattr("leakscope.attack.checkpoint.Checkpoint.every", 0.0)
     monkeypatch.setattr("leakscope.attack.checkpoint.Checkpoint.due", lambda self: True)
 
     def pull_the_plug(done: int, total: int, match: Tensor | None) -> None:

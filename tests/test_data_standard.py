@@ -74,7 +74,7 @@ def test_idx_round_trip(tmp_path: Path, kind: str, names: tuple[str, str], zippe
         ("images-idx3", idx(pixels(3)), "magic number is 0x00000801, not 0x00000803"),
         ("labels-idx1", idx(pixels(2, 2, 2)), "magic number is 0x00000803, not 0x00000801"),
         ("images-idx3", idx(pixels(2, 4, 4))[:-1], "holds 31 values, .* announces 32"),
-        ("images-idx3", idx(pixels(2, 4, 4)) + b"x", "holds 33 values, .* announces 32"),
+        ("images-idx3", idx(pixels(2, 4, 4)) + b"x", "holds more values, .* announces 32"),
         ("images-idx3", struct.pack(">4I", 0x803, *[2**32 - 1] * 3), "holds 0 values"),
         ("images-idx3", idx(pixels(0, 4, 4)), "is empty"),
         ("images-idx3", b"\x00\x00", "not a readable idx file"),

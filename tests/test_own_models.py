@@ -97,9 +97,9 @@ def test_batchnorm_in_both_modes(mode: str) -> None:
 
 def test_unknown_batchnorm_mode_is_asked_for() -> None:
     model = WithBatchNorm()
-    update = ls.Client(model, *examples(), lr=0.05).train()
+    update = ls.Client(model, *examples(), lr=0.05).gradient()
     unknown = update.protocol.model_copy(update={"batchnorm": None})
-    told = ls.Update(update.before, update.after, None, 3, unknown)
+    told = ls.Update(update.before, None, update.gradient, 3, unknown)
     with pytest.raises(LeakscopeError, match=r"protocol\.batchnorm .*--batchnorm"):
         papers.ig(1).run(model, told)
 

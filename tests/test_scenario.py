@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from leakscope import LeakscopeError
-from leakscope.audit import Scenario
+from leakscope.audit import Scenario, run
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.yaml"))
 
@@ -23,6 +23,19 @@ def test_examples_resolve_and_resolved_ones_stay_the_same(path: Path, tmp_path: 
     again = Scenario.load(written(tmp_path, scenario.dump()))
     assert again == scenario
     assert again.dump() == scenario.dump()
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_run(path: Path, tmp_path: Path) -> None:
+    content = yaml.safe_load(path.read_text())
+    for attack in content["attacks"]:
+        attack["options"]["iterations"] = 2
+    if "federation" in content:
+        content["federation"]["rounds"] = 1
+    scenario = Scenario.model_validate(content)
+    evidence, provenance = run(scenario, tmp_path)
+    assert len(evidence) == scenario.client.count * len(scenario.attacks)
+    assert provenance.title == scenario.name
 
 
 def test_defaults_are_filled_in() -> None:

@@ -44,15 +44,15 @@ def audit(
     Run it again to go on after an interruption: finished work is kept.
     """
     from leakscope import report
-    from leakscope.audit import Scenario, provenance_of, run
+    from leakscope.audit import Scenario, run
     from leakscope.audit.progress import watching
 
     resolved = Scenario.load(scenario)
     command = shlex.join(["leakscope", "audit", str(scenario), "--out", str(out)])
     with watching() as watch:
-        evidence = run(resolved, out, watch)
+        evidence, provenance = run(resolved, out, watch, command)
     page = out / "report.html"
-    report.write(evidence, provenance_of(resolved, command), page)
+    report.write(evidence, provenance, page)
     typer.echo(report.verdict(evidence).sentence)
     typer.echo(f"report: {page.resolve()}")
 
@@ -67,7 +67,7 @@ def attack(
     labels: Annotated[
         str | None, typer.Option(help="Labels the attacker knows, as 3,14,15 (an assumption).")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the random start.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the random start.", min=0, max=2**63 - 1)] = 0,
     device: Annotated[str | None, typer.Option(help="Such as cuda or mps.")] = None,
     input_shape: Annotated[str | None, typer.Option(help="Of one image, as 3,32,32.")] = None,
     classes: Annotated[int | None, typer.Option(help="Outputs of the network.")] = None,
@@ -78,6 +78,15 @@ def attack(
     epochs: Annotated[int | None, typer.Option(help="Of the client.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Of the client.")] = None,
     lr: Annotated[float | None, typer.Option(help="Step size of the client.")] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="Of the client: sgd, adam or adamw.")
+    ] = None,
+    momentum: Annotated[float | None, typer.Option(help="Of the client's SGD.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="Of the client.")] = None,
+    label_smoothing: Annotated[float | None, typer.Option(help="Of the client's loss.")] = None,
+    reduction: Annotated[
+        str | None, typer.Option(help="Of the client's loss: mean or sum.")
+    ] = None,
 ) -> None:
     """Attack a captured update. No ground truth is needed.
 
@@ -95,6 +104,11 @@ def attack(
         "epochs": epochs,
         "batch_size": batch_size,
         "lr": lr,
+        "optimizer": optimizer,
+        "momentum": momentum,
+        "weight_decay": weight_decay,
+        "label_smoothing": label_smoothing,
+        "reduction": reduction,
     }
     with watching() as watch:
         evidence, provenance = attack_captured(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import operator
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -125,6 +126,7 @@ class Update:
     protocol: Protocol = field(default_factory=Protocol)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "num_examples", operator.index(self.num_examples))
         if self.num_examples < 1:
             raise LeakscopeError(
                 f"num_examples is {self.num_examples}: an update needs at least one example"
@@ -144,7 +146,12 @@ class Update:
                         f"{part}/{name} has shape {tuple(tensor.shape)}, "
                         f"before/{name} has {tuple(self.before[name].shape)}"
                     )
-                if not torch.isfinite(tensor).all():
+                if part == "after" and tensor.dtype != self.before[name].dtype:
+                    raise LeakscopeError(
+                        f"after/{name} is {tensor.dtype}, before is {self.before[name].dtype}: "
+                        "send both in the same precision"
+                    )
+                if tensor.is_floating_point() and not tensor.double().isfinite().all():
                     raise LeakscopeError(
                         f"{part}/{name} contains NaN or Inf: did the client's training diverge?"
                     )
@@ -198,7 +205,7 @@ class Update:
         header = {
             "version": FORMAT_VERSION,
             "num_examples": self.num_examples,
-            "protocol": self.protocol.model_dump(mode="json"),
+            "protocol": self.protocol.model_dump(mode="json", exclude_unset=True),
         }
         return json.dumps(header, sort_keys=True)
 
@@ -300,7 +307,7 @@ def _parse_header(text: str | None, path: str | Path) -> dict[str, Any]:
         )
     try:
         header = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         raise LeakscopeError(f"{path}: the leakscope.update header is not JSON") from None
     if not isinstance(header, dict) or header.get("version") != FORMAT_VERSION:
         version = header.get("version") if isinstance(header, dict) else header

@@ -18,6 +18,7 @@ from leakscope.attack.problem import Problem
 from leakscope.attack.reconstruction import Reconstruction
 from leakscope.attack.solver import Adam, Objective, Progress, Variable, solve
 from leakscope.attack.trajectory import Trajectory
+from leakscope.federated.local import behaviour
 from leakscope.update import Update
 
 
@@ -73,7 +74,8 @@ class Attack:
         store = None
         if checkpoint is not None:
             told = variables["labels"].value.tolist()
-            identity = f"{self!r} {seed} {told} {update.fingerprint()}"
+            network = behaviour(model, problem.shape)
+            identity = f"{self!r} {seed} {told} {network} {update.fingerprint()}"
             store = Checkpoint(Path(checkpoint), hashlib.sha256(identity.encode()).hexdigest())
         solution = solve(
             self._objective(problem),

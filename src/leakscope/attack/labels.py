@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +76,8 @@ class Counts:
             negative = _negative(signal)
             scale = signal[negative].abs().sum() / (1 - guess[negative].sum()).clamp_min(1e-3)
             share = torch.where(negative, guess - signal / scale, torch.zeros_like(signal))
+        smoothing = problem.protocol.label_smoothing
+        share = (share - smoothing / problem.classes) / (1 - smoothing)
         return Variable(_round_to_counts(share * problem.num_examples, problem.num_examples))
 
 
@@ -86,14 +89,23 @@ class LastLayer(NamedTuple):
 
 
 def last_layer(problem: Problem) -> LastLayer:
-    """The last fully connected layer with as many outputs as there are classes."""
-    for name, module in reversed(list(problem.model.named_modules())):
-        prefix = f"{name}." if name else ""
-        if (
-            isinstance(module, nn.Linear)
-            and module.out_features == problem.classes
-            and f"{prefix}weight" in problem.observed
-        ):
+    """The fully connected layer whose output is the logits, else the last one of that width."""
+    outputs: dict[str, Tensor] = {}
+
+    def note(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        return lambda module, inputs, output: outputs.update({name: output})
+
+    hooks = [
+        module.register_forward_hook(note(f"{name}." if name else ""))
+        for name, module in problem.model.named_modules()
+        if isinstance(module, nn.Linear) and module.out_features == problem.classes
+    ]
+    with torch.no_grad():
+        logits = problem.logits(problem.before, problem.low.new_zeros((2, *problem.shape)))
+    for hook in hooks:
+        hook.remove()
+    for prefix in sorted(outputs, key=lambda name: outputs[name] is logits, reverse=True):
+        if f"{prefix}weight" in problem.observed:
             bias = f"{prefix}bias"
             return LastLayer(f"{prefix}weight", bias if bias in problem.observed else None)
     raise LeakscopeError(
@@ -127,9 +139,11 @@ def _answer_to_mean_embedding(problem: Problem, weights: State, layer: LastLayer
 
 def _round_to_counts(expected: Tensor, total: int) -> Tensor:
     """Whole counts that sum to ``total``, by largest remainder, as a list of labels [total]."""
-    counts = expected.floor().long().clamp_min(0)
-    while counts.sum() > total:
-        counts[(counts - expected).masked_fill(counts == 0, -torch.inf).argmax()] -= 1
-    while counts.sum() < total:
-        counts[(expected - counts).argmax()] += 1
+    expected = expected.double().clamp(0, total)
+    expected = expected * (total / expected.sum().clamp_min(1e-12))
+    counts = expected.floor().long()
+    left = total - int(counts.sum())
+    order = (expected - counts).argsort(descending=True, stable=True)
+    counts += left // len(counts)
+    counts[order[: left % len(counts)]] += 1
     return torch.arange(len(counts), device=counts.device).repeat_interleave(counts)

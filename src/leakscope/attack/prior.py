@@ -5,12 +5,14 @@ A prior may add a penalty to the objective, or restrict the images after every s
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from leakscope.attack.problem import Problem
+from leakscope.errors import LeakscopeError
 
 
 class Prior:
@@ -30,6 +32,10 @@ class TotalVariation(Prior):
     """``weight * (mean |dx| + mean |dy|)``: neighbouring pixels are alike (IG, equation 4)."""
 
     weight: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.weight < math.inf:
+            raise LeakscopeError(f"total variation weight is {self.weight}: use 0 or more")
 
     def penalty(self, x: Tensor, problem: Problem) -> Tensor:
         """Anisotropic total variation of normalised images."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -12,8 +14,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from leakscope.errors import LeakscopeError
-from leakscope.federated.local import loss_of, per_channel
+from leakscope.federated.local import count_classes, loss_of, per_channel
 from leakscope.update import Protocol, State, Update
+
+MOST_PIXELS = 2**31
+"""More numbers than this in the dummy images are a mistake in the update."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +59,9 @@ class Problem:
     def gradient(self, weights: State, x: Tensor, y: Tensor) -> State:
         """g(w, x, y): gradient of the client's loss with respect to ``weights``.
 
+        Weight decay is part of what a client descends, so it is part of a step's gradient (not of
+        one that is shared, nor of AdamW's, which is decoupled).
+
         Args:
             weights: trainable parameters by name.
             x: normalised images [N, C, H, W].
@@ -62,6 +70,9 @@ class Problem:
         # The fused attention kernels have no second derivative; the plain one has.
         with sdpa_kernel(SDPBackend.MATH):
             result: State = grad(lambda w: loss_of(self.protocol, self.logits(w, x), y))(weights)
+        decay = self.protocol.weight_decay
+        if decay and self.after is not None and self.protocol.optimizer != "adamw":
+            return {name: tensor + decay * weights[name] for name, tensor in result.items()}
         return result
 
     def ends(self) -> list[State]:
@@ -107,74 +118,101 @@ class Problem:
     def of(cls, model: nn.Module, update: Update, device: torch.device | str | None) -> Problem:
         """Check ``update`` against ``model`` and move what the attack needs to ``device``."""
         update.check(model)
-        update.protocol.need("input_shape", "normalize")
+        protocol = update.protocol
+        protocol.need("input_shape", "normalize")
+        _check_size(update)
         first = next(model.parameters())
-        device = first.device if device is None else _usable(device)
-        model = _frozen_copy(model, update.protocol).to(device)
-        trained = [name for name, p in model.named_parameters() if p.requires_grad]
-        if not trained:
+        device = first.device if device is None else usable(device)
+        model = _frozen_copy(model, _batchnorm_mode(model, update)).to(device)
+        named = dict(model.named_parameters())
+
+        def move(state: State, names: Iterable[str]) -> State:
+            moved = {name: state[name].detach().to(device) for name in names}
+            return {n: t.to(first.dtype) if t.is_floating_point() else t for n, t in moved.items()}
+
+        trainable = [name for name, parameter in named.items() if parameter.requires_grad]
+        if not trainable:
             raise LeakscopeError("model has no trainable parameter: all are frozen")
-        # A state_dict names tied weights twice; the module itself names them once.
-        aliases = {name for name, _ in model.named_parameters()}
-        aliases |= {name for name, _ in model.named_buffers()}
-
-        def move(state: State, names: list[str]) -> State:
-            return {name: state[name].to(device) for name in names}
-
-        fixed = [name for name in update.before if name in aliases and name not in trained]
-        observed = move(update.observed(trained), trained)
-        if not any(tensor.any() for tensor in observed.values()):
+        # What did not move at all was frozen at the client, whatever this copy of the model says.
+        observed = move(update.observed(trainable), trainable)
+        observed = {name: tensor for name, tensor in observed.items() if tensor.any()}
+        if not observed:
             raise LeakscopeError(
                 "the update is zero (after equals before): nothing was learned, nothing can leak"
             )
+        # A state_dict names tied weights twice; the module itself names them once.
+        once = {*named, *dict(model.named_buffers())}
+        fixed = [name for name in update.before if name in once and name not in observed]
         model.requires_grad_(False)
-        protocol = update.protocol
         assert protocol.input_shape is not None
         assert protocol.normalize is not None
         mean, std = (per_channel(v, first.detach()).to(device) for v in protocol.normalize)
         return cls(
             model=model,
-            before=move(update.before, trained),
-            after=None if update.after is None else move(update.after, trained),
+            before=move(update.before, observed),
+            after=None if update.after is None else move(update.after, observed),
             observed=observed,
             fixed=move(update.before, fixed),
             protocol=protocol,
             num_examples=update.num_examples,
             shape=protocol.input_shape,
-            classes=_count_classes(model, protocol, first.to(device)),
+            classes=_count_classes(model, protocol, mean),
             low=(0 - mean) / std,
             high=(1 - mean) / std,
         )
 
 
-def _usable(device: torch.device | str) -> torch.device:
+def _check_size(update: Update) -> None:
+    assert update.protocol.input_shape is not None
+    if update.num_examples * math.prod(update.protocol.input_shape) > MOST_PIXELS:
+        raise LeakscopeError(
+            f"num_examples {update.num_examples} images of input_shape "
+            f"{update.protocol.input_shape} are more than any machine holds: is one of them wrong?"
+        )
+
+
+def usable(device: torch.device | str) -> torch.device:
+    """``device``, or a :class:`LeakscopeError` if nothing can be computed there."""
     try:
-        return torch.zeros((), device=device).device
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        some = torch.zeros(1, device=device)
+        some.item()  # fails on a device that holds no values, such as meta
+        return some.device
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         reason = str(error).splitlines()[0]
         raise LeakscopeError(f"device {device} cannot be used: {reason}") from None
 
 
-def _frozen_copy(model: nn.Module, protocol: Protocol) -> nn.Module:
+def _batchnorm_mode(model: nn.Module, update: Update) -> str:
+    """How the client used batch norm: as it says, or as its running statistics show."""
+    told = update.protocol.batchnorm
+    norms = [name for name, m in model.named_modules() if isinstance(m, _BatchNorm)]
+    if not norms:
+        return "eval"
+    moved = update.after is not None and any(
+        not torch.equal(update.before[key], update.after[key])
+        for name in norms
+        if (key := f"{name}.running_mean".lstrip(".")) in update.before
+    )
+    if moved and told == "eval":
+        raise LeakscopeError(
+            "protocol.batchnorm is eval but the running statistics moved: the client used train"
+        )
+    if told is None and update.after is None:
+        update.protocol.need("batchnorm")
+    return told or ("train" if moved else "eval")
+
+
+def _frozen_copy(model: nn.Module, batchnorm: str) -> nn.Module:
     """A copy in eval mode; train-mode batch norm uses batch statistics and keeps none."""
     model = copy.deepcopy(model).eval()
-    if any(isinstance(module, _BatchNorm) for module in model.modules()):
-        protocol.need("batchnorm")
-        if protocol.batchnorm == "train":
-            replace_all_batch_norm_modules_(model)
+    if batchnorm == "train":
+        replace_all_batch_norm_modules_(model)
     return model
 
 
 def _count_classes(model: nn.Module, protocol: Protocol, like: Tensor) -> int:
     assert protocol.input_shape is not None
-    blank = like.new_zeros((2, *protocol.input_shape))
-    try:
-        with torch.no_grad():
-            classes = int(model(blank).shape[1])
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise LeakscopeError(
-            f"model does not take protocol.input_shape {protocol.input_shape}: {error}"
-        ) from None
+    classes = count_classes(model, like.new_zeros((2, *protocol.input_shape)))
     if protocol.classes not in (None, classes):
         raise LeakscopeError(
             f"protocol.classes is {protocol.classes} but the model has {classes} outputs"

@@ -88,6 +88,8 @@ class Adam:
     def __post_init__(self) -> None:
         if self.iterations < 1:
             raise LeakscopeError(f"iterations is {self.iterations}: use at least 1")
+        if not 0 < self.lr < math.inf:
+            raise LeakscopeError(f"lr is {self.lr}: use a number above 0")
 
     def scale(self, iteration: int) -> float:
         """Multiplier of all step sizes in ``iteration``, counted from 0."""
@@ -111,7 +113,8 @@ class Adam:
         second = torch.lerp(gradient.square(), state[f"second/{name}"], self.betas[1])
         unbiased = first / (1 - self.betas[0] ** count)
         spread = (second / (1 - self.betas[1] ** count)).sqrt() + self.eps
-        return value - lr * unbiased / spread, {f"first/{name}": first, f"second/{name}": second}
+        moved = (value - lr * unbiased / spread).to(value.dtype)
+        return moved, {f"first/{name}": first, f"second/{name}": second}
 
 
 @dataclass(frozen=True, eq=False)

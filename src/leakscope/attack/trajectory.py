@@ -61,6 +61,12 @@ class Line:
     alpha: float = 0.5
     lr: float = 1e-3
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise LeakscopeError(f"alpha is {self.alpha}: use a number from 0 to 1")
+        if not self.lr >= 0:
+            raise LeakscopeError(f"lr of alpha is {self.lr}: use 0 or more")
+
     def variables(self, problem: Problem) -> dict[str, Variable]:
         """The place on the line, a scalar."""
         if problem.after is None:

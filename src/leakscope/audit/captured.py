@@ -81,6 +81,7 @@ def attack_captured(
     shares = "weights" if update.gradient is None else "gradient"
     provenance = Provenance(
         title=f"{attack_name} on {path.name}",
+        data=f"SHA-256 {update.fingerprint()[:16]}",
         command=command,
         model=model_name,
         parameters=count_parameters(model),
@@ -90,14 +91,13 @@ def attack_captured(
 
 def complete(protocol: Protocol, told: dict[str, Any]) -> Protocol:
     """``protocol`` with the fields that the user told on the command line."""
-    fields = protocol.model_dump() | told
-    shape = fields["input_shape"]
-    if isinstance(shape, str):
-        shape = fields["input_shape"] = _numbers("input-shape", shape, int)
-    if isinstance(fields["normalize"], str):
-        if not shape:
+    fields = protocol.model_dump(exclude_unset=True) | told
+    if isinstance(fields.get("input_shape"), str):
+        fields["input_shape"] = _numbers("input-shape", fields["input_shape"], int)
+    if isinstance(fields.get("normalize"), str):
+        if not fields.get("input_shape"):
             protocol.need("input_shape")
-        fields["normalize"] = _normalization(fields["normalize"], shape[0])
+        fields["normalize"] = _normalization(fields["normalize"], fields["input_shape"][0])
     try:
         return Protocol.model_validate(fields)
     except ValidationError as error:
@@ -115,7 +115,10 @@ def _normalization(text: str, channels: int) -> Any:
 
 def _numbers(option: str, text: str, kind: type[int] | type[float]) -> list[Any]:
     try:
-        return [kind(piece) for piece in text.split(",")]
+        numbers = [kind(piece) for piece in text.split(",")]
+        if max(map(abs, numbers)) >= 2**63:
+            raise ValueError("out of range")
+        return numbers
     except ValueError:
         raise LeakscopeError(
             f"--{option} {text!r}: give numbers separated by commas, without spaces"

@@ -19,8 +19,8 @@ def complaints(error: ValidationError, root: type[BaseModel]) -> list[str]:
     """
     lines = []
     for detail in error.errors():
-        path = ".".join(str(step) for step in detail["loc"]) or "scenario"
-        lines.append(f"{path}: {_reason(detail, root)}")
+        path = ".".join(str(step) for step in detail["loc"])
+        lines.append(f"{path}: {_reason(detail, root)}" if path else _reason(detail, root))
     return lines
 
 

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 import leakscope
 from leakscope import data, models
+from leakscope.attack.problem import usable
 from leakscope.attack.reconstruction import Reconstruction
 from leakscope.attack.solver import Progress
 from leakscope.audit.evidence import Evidence, Provenance, Truth, count_parameters
@@ -22,7 +24,8 @@ from leakscope.audit.scenario import AttackPart, FederationPart, Scenario, Train
 from leakscope.data import Dataset
 from leakscope.errors import LeakscopeError
 from leakscope.federated import Client, by_writer, dirichlet, federate, iid
-from leakscope.measure import measure, signal_free
+from leakscope.federated.local import behaviour
+from leakscope.measure import check_measurable, measure, signal_free
 from leakscope.update import Update, digest
 
 Watch = Callable[[str], AbstractContextManager[Progress | None]]
@@ -34,13 +37,22 @@ def unwatched(work: str) -> AbstractContextManager[Progress | None]:
     return nullcontext()
 
 
-def run(scenario: Scenario, out: Path, watch: Watch = unwatched) -> list[Evidence]:
+def run(
+    scenario: Scenario, out: Path, watch: Watch = unwatched, command: str = ""
+) -> tuple[list[Evidence], Provenance]:
     """Run all attacks on all clients of ``scenario`` and leave everything in ``out``.
 
     What an earlier run of the same scenario finished is read back; an attack that was cut off
     goes on from its last checkpoint.
+
+    Args:
+        scenario: what to do.
+        out: folder for the results.
+        watch: follows the work.
+        command: for the report.
     """
     dataset = data.load(scenario.data.source, size=scenario.data.size)
+    check_measurable(dataset.shape)
     chosen = choose(scenario, dataset)
     model = _network(scenario, dataset)
     prepare_folder(out)
@@ -56,7 +68,16 @@ def run(scenario: Scenario, out: Path, watch: Watch = unwatched) -> list[Evidenc
         truth = Truth(dataset.images[indices], dataset.labels[indices])
         update = stage.update(truth, number)
         evidence += [stage.trial(part, update, truth, number) for part in scenario.attacks]
-    return evidence
+    provenance = Provenance(
+        title=scenario.name,
+        command=command,
+        model=scenario.model.name,
+        parameters=count_parameters(model),
+        scenario=scenario.dump(),
+        data=scenario.data.source,
+        class_names=dataset.class_names,
+    )
+    return evidence, provenance
 
 
 def prepare_folder(out: Path) -> None:
@@ -69,23 +90,15 @@ def prepare_folder(out: Path) -> None:
         raise LeakscopeError(f"cannot write to {out}: {error.strerror}") from None
 
 
-def provenance_of(scenario: Scenario, command: str) -> Provenance:
-    """How to make the report of ``scenario`` again."""
-    dataset = data.load(scenario.data.source, size=scenario.data.size)
-    return Provenance(
-        title=scenario.name,
-        command=command,
-        model=scenario.model.name,
-        parameters=count_parameters(_network(scenario, dataset)),
-        scenario=scenario.dump(),
-        data=scenario.data.source,
-        class_names=dataset.class_names,
-    )
-
-
 def choose(scenario: Scenario, dataset: Dataset) -> list[Tensor]:
     """Indices of the images of each client under attack, no image twice."""
     client = scenario.client
+    wanted = client.count * client.examples
+    if wanted >= len(dataset):
+        raise LeakscopeError(
+            f"client.count x client.examples is {wanted} but {scenario.data.source} has only "
+            f"{len(dataset)} images, of which some must be left for line-ups"
+        )
     if client.pick == "writer":
         if dataset.writer is None:
             raise LeakscopeError(
@@ -98,12 +111,6 @@ def choose(scenario: Scenario, dataset: Dataset) -> list[Tensor]:
                 f"{client.examples} examples or more"
             )
         return [part[: client.examples] for part in able[: client.count]]
-    wanted = client.count * client.examples
-    if wanted >= len(dataset):
-        raise LeakscopeError(
-            f"client.count x client.examples is {wanted} but {scenario.data.source} has only "
-            f"{len(dataset)} images, of which some must be left for line-ups"
-        )
     order = torch.arange(len(dataset))
     if client.pick == "random":
         generator = torch.Generator().manual_seed(scenario.seed)
@@ -114,9 +121,10 @@ def choose(scenario: Scenario, dataset: Dataset) -> list[Tensor]:
 def _network(scenario: Scenario, dataset: Dataset) -> nn.Module:
     channels, height, _ = dataset.shape
     part = scenario.model
-    return models.build(
+    model = models.build(
         part.name, classes=dataset.classes, channels=channels, size=height, seed=part.seed
     )
+    return model.to(usable(scenario.device))
 
 
 def _training(part: TrainingPart) -> dict[str, Any]:
@@ -160,11 +168,16 @@ class _Stage:
     out: Path
     watch: Watch
 
+    @cached_property
+    def network(self) -> str:
+        """What the network computes, for the keys of everything that depends on it."""
+        return behaviour(self.model, self.pool.shape)
+
     def update(self, truth: Truth, number: int) -> Update:
         """The client's update, from disk if the same client left it there before."""
         part, seed = self.scenario.client, self.scenario.seed + number
-        known = {**self.model.state_dict(), "images": truth.images, "labels": truth.labels}
-        key = digest(known, f"{leakscope.__version__} {part!r} {seed}")
+        known = {"images": truth.images, "labels": truth.labels}
+        key = digest(known, f"{leakscope.__version__} {self.network} {part!r} {seed}")
         path = self.out / "clients" / f"{number:03d}-{key[:12]}.safetensors"
         if path.exists():
             return Update.load(path)
@@ -177,7 +190,7 @@ class _Stage:
     def trial(self, part: AttackPart, update: Update, truth: Truth, number: int) -> Evidence:
         """One attack on one client, its baseline, and the measurement of both."""
         seed = self.scenario.seed
-        identity = f"{leakscope.__version__} {part!r} {seed} {update.fingerprint()}"
+        identity = f"{leakscope.__version__} {self.network} {part!r} {seed} {update.fingerprint()}"
         key = hashlib.sha256(identity.encode()).hexdigest()
         folder = self.out / "trials" / f"{number:03d}-{part.name}-{key[:12]}"
         folder.mkdir(parents=True, exist_ok=True)

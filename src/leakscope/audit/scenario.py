@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, Self, get_type_hints
 
 import yaml
 from pydantic import (
@@ -12,7 +12,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    NonNegativeInt,
+    PlainValidator,
     PositiveFloat,
     PositiveInt,
     TypeAdapter,
@@ -26,10 +26,12 @@ from leakscope.attack.papers import RECIPES
 from leakscope.audit.complaints import complaints
 from leakscope.data.constants import CONSTANTS
 from leakscope.errors import LeakscopeError, unknown
-from leakscope.update import Normalization
+from leakscope.update import Normalization, Protocol
 
 AUTO = "auto"
 """Normalise as is usual for the data set."""
+
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 def _model_name(name: str) -> str:
@@ -43,10 +45,15 @@ def _source(spec: str) -> str:
     return spec
 
 
-def _normalization(value: str | Normalization | None) -> str | Normalization | None:
+def _normalization(value: Any) -> str | Normalization | None:
     if isinstance(value, str) and value != AUTO:
         data.normalization(value)
-    return value
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        return TypeAdapter(Normalization).validate_python(value)
+    except ValidationError:
+        raise ValueError("give a data set's name, [means, stds] per channel, or null") from None
 
 
 class _Part(BaseModel):
@@ -57,7 +64,7 @@ class ModelPart(_Part):
     """The network: a built-in name or ``package.module:factory``, and the seed of its weights."""
 
     name: Annotated[str, AfterValidator(_model_name)] = "cnn-cifar"
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
 
 
 class DataPart(_Part):
@@ -78,7 +85,18 @@ class TrainingPart(_Part):
     nesterov: bool = False
     weight_decay: float = Field(default=0.0, ge=0)
     batchnorm: Literal["eval", "train"] = "eval"
-    normalize: Annotated[str | Normalization | None, AfterValidator(_normalization)] = AUTO
+    normalize: Annotated[str | Normalization | None, PlainValidator(_normalization)] = AUTO
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        """Settings that a client would refuse are refused here, before any work."""
+        fields = self.model_dump(include=TrainingPart.model_fields.keys() - {"normalize"})
+        pair = None if isinstance(self.normalize, str) else self.normalize
+        try:
+            Protocol.model_validate(fields | {"normalize": pair})
+        except ValidationError as error:
+            raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+        return self
 
 
 class ClientPart(TrainingPart):
@@ -163,6 +181,7 @@ class Scenario(_Part):
     Attributes:
         name: title of the report.
         seed: decides which images the clients get, their order, and every attack's start.
+        device: where to compute: ``cpu``, ``cuda``, ``mps``.
         model: the network that clients receive.
         data: the images they hold.
         client: the clients under attack.
@@ -171,7 +190,8 @@ class Scenario(_Part):
     """
 
     name: str = "audit"
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
+    device: str = "cpu"
     model: ModelPart = ModelPart()
     data: DataPart = DataPart()
     client: ClientPart = ClientPart()
@@ -206,8 +226,9 @@ class Scenario(_Part):
             content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise LeakscopeError(f"cannot read {path}: {error.strerror}") from None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise LeakscopeError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+            reason = " ".join(str(error).split())
+            raise LeakscopeError(f"{path} is not YAML: {reason}") from None
         if not isinstance(content, dict):
             raise LeakscopeError(f"{path} must hold fields such as model:, data:, attacks:")
         try:

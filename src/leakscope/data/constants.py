@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from leakscope.data.dataset import Normalization
 from leakscope.errors import unknown
+from leakscope.update import Normalization
 
 # The training split's own statistics, as commonly published. Nobody publishes FEMNIST's and
 # LFW's: those are measured on 70 writers in LEAF's polarity (white paper) and on 400 aligned

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from leakscope.errors import LeakscopeError
-
-Normalization = tuple[tuple[float, ...], tuple[float, ...]]
+from leakscope.update import Normalization
 
 
 @dataclass(frozen=True, eq=False)

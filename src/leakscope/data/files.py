@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from gzip import GzipFile
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
@@ -63,3 +65,12 @@ def class_labels(path: Path, field: str, values: ArrayLike, count: int, classes:
             f"{path}: {field!r} must be in 0 .. {classes - 1}, not {array.min()} .. {array.max()}"
         )
     return torch.from_numpy(array)
+
+
+def read_at_most(file: IO[bytes] | GzipFile, count: int) -> bytes:
+    """Up to ``count`` bytes, in pieces: a header that announces terabytes allocates none."""
+    pieces = []
+    while count > 0 and (piece := file.read(min(count, 1 << 20))):
+        pieces.append(piece)
+        count -= len(piece)
+    return b"".join(pieces)

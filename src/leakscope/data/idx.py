@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from leakscope.data.constants import normalization
 from leakscope.data.dataset import Dataset
-from leakscope.data.files import class_labels, missing, reading
+from leakscope.data.files import class_labels, missing, read_at_most, reading
 from leakscope.data.image import resized, to_unit
 from leakscope.errors import LeakscopeError
 
@@ -69,20 +69,22 @@ def _find(path: Path, source: str) -> Path:
 
 def _array(path: Path, dimensions: int) -> NDArray[np.uint8]:
     """One idx file: magic number 0x08 (bytes) and dimensions, their sizes, then the values."""
-    with reading(path, "idx file"):
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        (magic,) = struct.unpack_from(">I", data)
+    opened = gzip.open if path.suffix == ".gz" else open
+    with reading(path, "idx file"), opened(path, "rb") as file:
+        (magic,) = struct.unpack(">I", file.read(4))
         if magic != 0x0800 + dimensions:
             raise LeakscopeError(
                 f"{path}: magic number is {magic:#010x}, not {0x0800 + dimensions:#010x}"
             )
-        shape = struct.unpack_from(f">{dimensions}I", data, offset=4)
-    header = 4 + 4 * dimensions
-    announced, held = math.prod(shape), len(data) - header
+        shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
+        announced = math.prod(shape)
+        data = read_at_most(file, announced + 1)
+    held = len(data)
     if announced != held:
+        holds = "more" if held > announced else str(held)
         raise LeakscopeError(
-            f"{path}: holds {held} values, but its header announces {announced} (shape {shape})"
+            f"{path}: holds {holds} values, but its header announces {announced} (shape {shape})"
         )
     if held == 0:
         raise LeakscopeError(f"{path}: is empty (shape {shape})")
-    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
+    return np.frombuffer(data, np.uint8).reshape(shape)

@@ -12,7 +12,15 @@ from torch import Tensor, nn
 
 from leakscope.data import normalization
 from leakscope.errors import LeakscopeError
-from leakscope.federated.local import loss_of, normalized, set_mode, snapshot, train_locally
+from leakscope.federated.local import (
+    check_batch,
+    count_classes,
+    loss_of,
+    normalized,
+    set_mode,
+    snapshot,
+    train_locally,
+)
 from leakscope.update import Normalization, Protocol, State, Update
 
 
@@ -59,6 +67,12 @@ class Client:
         self.labels = labels.to(first.device, torch.int64)
         self.seed = seed
         channels = images.shape[1]
+        classes = count_classes(model, self.images[:2])
+        if labels.min() < 0 or labels.max() >= classes:
+            raise LeakscopeError(
+                f"labels span {labels.min().item()}..{labels.max().item()} "
+                f"but the model has {classes} outputs: build it with more classes"
+            )
         try:
             self.protocol = Protocol(
                 epochs=epochs,
@@ -66,9 +80,10 @@ class Client:
                 lr=lr,
                 optimizer=optimizer,
                 normalize=resolve_normalization(normalize, channels),
+                loss="cross_entropy",
                 batchnorm=batchnorm,
                 input_shape=images.shape[1:],
-                classes=_count_classes(model, self.images[:1], self.labels),
+                classes=classes,
                 **settings,
             )
         except ValidationError as error:
@@ -91,6 +106,7 @@ class Client:
     def gradient(self) -> Update:
         """One gradient of the loss over all examples at the received weights."""
         model = copy.deepcopy(self.model)
+        check_batch(model, self.protocol, len(self.images))
         set_mode(model, self.protocol)
         loss = loss_of(self.protocol, model(normalized(self.images, self.protocol)), self.labels)
         trained = {
@@ -144,22 +160,3 @@ def _check_examples(images: Tensor, labels: Tensor) -> None:
             f"images span [{low:.3g}, {high:.3g}]: give pixels in [0, 1], "
             "and the normalisation by normalize="
         )
-
-
-def _count_classes(model: nn.Module, image: Tensor, labels: Tensor) -> int:
-    probe = copy.deepcopy(model).eval()
-    try:
-        with torch.no_grad():
-            logits = probe(image)
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise LeakscopeError(
-            f"model does not take images of shape {tuple(image.shape[1:])}: {error}"
-        ) from None
-    if not isinstance(logits, Tensor) or logits.ndim != 2:
-        raise LeakscopeError("model must return logits [N, classes]")
-    if labels.min() < 0 or labels.max() >= logits.shape[1]:
-        raise LeakscopeError(
-            f"labels span {labels.min().item()}..{labels.max().item()} "
-            f"but the model has {logits.shape[1]} outputs: build it with more classes"
-        )
-    return int(logits.shape[1])

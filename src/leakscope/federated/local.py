@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import torch
@@ -10,7 +11,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from leakscope.errors import LeakscopeError
-from leakscope.update import Protocol, State
+from leakscope.update import Protocol, State, digest
 
 
 def loss_of(protocol: Protocol, logits: Tensor, targets: Tensor) -> Tensor:
@@ -45,6 +46,37 @@ def set_mode(model: nn.Module, protocol: Protocol) -> None:
                 module.train()
 
 
+def count_classes(model: nn.Module, images: Tensor) -> int:
+    """Outputs of ``model``, tried on ``images`` [N, C, H, W] in eval mode."""
+    probe = copy.deepcopy(model).eval()
+    try:
+        with torch.no_grad():
+            logits = probe(images)
+    except Exception as error:  # the user's own code may raise anything
+        raise LeakscopeError(
+            f"model does not take images of shape {tuple(images.shape[1:])}: "
+            f"{' '.join(str(error).split()) or type(error).__name__}"
+        ) from None
+    if not isinstance(logits, Tensor) or logits.shape[:-1] != images.shape[:1]:
+        raise LeakscopeError("model must return logits [N, classes]")
+    return int(logits.shape[1])
+
+
+def behaviour(model: nn.Module, shape: tuple[int, ...]) -> str:
+    """SHA-256 of what ``model`` computes and trains: weights, frozen names, answer to noise.
+
+    Args:
+        model: any module; its source may have changed while its weights have not.
+        shape: (C, H, W) of an image.
+    """
+    some = next(model.parameters())
+    noise = torch.randn((2, *shape), generator=torch.Generator().manual_seed(0)).to(some)
+    with torch.no_grad():
+        answer = copy.deepcopy(model).eval()(noise)
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return digest({**model.state_dict(), "answer": answer}, repr(trained))
+
+
 def make_optimizer(model: nn.Module, protocol: Protocol) -> torch.optim.Optimizer:
     """The client's optimiser over the parameters that are not frozen."""
     protocol.need("lr", "optimizer")
@@ -63,6 +95,16 @@ def make_optimizer(model: nn.Module, protocol: Protocol) -> torch.optim.Optimize
         )
     adam = torch.optim.AdamW if protocol.optimizer == "adamw" else torch.optim.Adam
     return adam(trained, lr=lr, betas=protocol.betas, eps=protocol.eps, weight_decay=weight_decay)
+
+
+def check_batch(model: nn.Module, protocol: Protocol, smallest: int) -> None:
+    """Refuse batch statistics of a single example: they do not exist, or say nothing."""
+    normed = any(isinstance(module, _BatchNorm) for module in model.modules())
+    if normed and protocol.batchnorm == "train" and smallest == 1:
+        raise LeakscopeError(
+            "batchnorm is train but a batch has one example: choose a batch_size that leaves "
+            "no single one over, or batchnorm eval"
+        )
 
 
 def snapshot(model: nn.Module) -> State:
@@ -92,6 +134,8 @@ def train_locally(
     protocol.need("epochs", "batch_size")
     assert protocol.epochs is not None
     assert protocol.batch_size is not None
+    last = len(inputs) % protocol.batch_size or min(protocol.batch_size, len(inputs))
+    check_batch(model, protocol, last)
     set_mode(model, protocol)
     optimizer = make_optimizer(model, protocol)
     order = torch.Generator().manual_seed(seed)

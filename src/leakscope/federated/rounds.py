@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+import leakscope
 from leakscope.errors import LeakscopeError
 from leakscope.federated.client import Client
-from leakscope.federated.local import snapshot
+from leakscope.federated.local import behaviour, snapshot
 from leakscope.update import State, Update, digest, read_safetensors, write_safetensors
 
 
@@ -25,12 +26,13 @@ def average(updates: Sequence[Update]) -> State:
     total = sum(update.num_examples for update in updates)
     mean: State = {}
     for name, start in updates[0].before.items():
-        weighted = torch.zeros_like(start, dtype=torch.float64)
+        weighted = torch.zeros(start.shape, dtype=torch.float64)
         for update in updates:
             if update.after is None:
                 raise LeakscopeError("updates must carry after: gradients cannot be averaged here")
-            weighted += update.after[name].double() * (update.num_examples / total)
-        mean[name] = weighted.to(start.dtype)
+            weighted += update.after[name].cpu().double() * (update.num_examples / total)
+        whole = not start.is_floating_point()
+        mean[name] = (weighted.round() if whole else weighted).to(start)
     return mean
 
 
@@ -64,11 +66,17 @@ def federate(
         raise LeakscopeError("parts is empty: a federation needs at least one client")
     model = copy.deepcopy(model)
     folder = cache_folder(cache) / _key(model, parts, participation, seed, training)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LeakscopeError(
+            f"cannot make the cache folder {folder} ({error.strerror}): "
+            "set LEAKSCOPE_CACHE to one that can be written to"
+        ) from None
     done = _resume(model, folder, rounds)
     for number in range(done, rounds):
         updates = _one_round(model, parts, participation, (seed, number), training)
         model.load_state_dict(average(updates))
-        folder.mkdir(parents=True, exist_ok=True)
         write_safetensors(snapshot(model), {}, _file(folder, number + 1))
         if number > done:
             _file(folder, number).unlink(missing_ok=True)
@@ -115,7 +123,8 @@ def _resume(model: nn.Module, folder: Path, rounds: int) -> int:
 
 
 def _key(model: nn.Module, parts: Sequence[tuple[Tensor, Tensor]], *settings: Any) -> str:
-    tensors = dict(model.state_dict())
+    tensors: State = {}
     for index, (images, labels) in enumerate(parts):
         tensors |= {f"images/{index}": images, f"labels/{index}": labels}
-    return digest(tensors, repr(settings))[:32]
+    network = behaviour(model, tuple(parts[0][0].shape[1:]))
+    return digest(tensors, f"{leakscope.__version__} {network} {settings!r}")[:32]

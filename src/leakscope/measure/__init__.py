@@ -3,7 +3,7 @@
 from leakscope.measure.baseline import signal_free
 from leakscope.measure.finding import RECOGNISABLE_DB, Finding, Scores, measure
 from leakscope.measure.identity import Identification, reidentify
-from leakscope.measure.image import ImageScores, images, label_accuracy
+from leakscope.measure.image import ImageScores, check_measurable, images, label_accuracy
 from leakscope.measure.statistics import Interval, interval
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "ImageScores",
     "Interval",
     "Scores",
+    "check_measurable",
     "images",
     "interval",
     "label_accuracy",

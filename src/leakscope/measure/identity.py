@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from leakscope.errors import LeakscopeError
 from leakscope.measure.image import squared_errors
 
 
@@ -40,6 +41,8 @@ def reidentify(
         pool: images the client did not have, [M, C, H, W].
         pool_labels: their classes, [M]. A class with none there is set beside the whole pool.
     """
+    if len(pool) == 0:
+        raise LeakscopeError("pool is empty: a line-up needs images the client did not have")
     hits, chances = [], []
     for reconstruction, original, label in zip(found, truth, labels, strict=True):
         same = pool_labels == label

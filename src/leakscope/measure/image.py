@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,11 +64,7 @@ def images(found: Tensor, truth: Tensor) -> ImageScores:
             f"found {tuple(found.shape)} and truth {tuple(truth.shape)} must be images "
             "[N, C, H, W] of the same shape"
         )
-    if min(found.shape[2:]) < SSIM_WINDOW:
-        raise LeakscopeError(
-            f"images of {tuple(found.shape[2:])} are too small for SSIM: "
-            f"use at least {SSIM_WINDOW} pixels a side"
-        )
+    check_measurable(found.shape[1:])
     found, truth = found.detach().cpu().double(), truth.detach().cpu().double()
     errors = squared_errors(truth, found)
     rows, columns = linear_sum_assignment(errors.numpy())
@@ -80,6 +77,15 @@ def images(found: Tensor, truth: Tensor) -> ImageScores:
         psnr=-10 * mse.clamp_min(SMALLEST_MSE).log10(),
         ssim=torch.tensor(ssim, dtype=torch.float64),
     )
+
+
+def check_measurable(shape: Sequence[int]) -> None:
+    """Refuse images of ``shape`` (C, H, W) that are smaller than SSIM's window."""
+    if min(shape[1:]) < SSIM_WINDOW:
+        raise LeakscopeError(
+            f"images of {tuple(shape[1:])} are too small for SSIM: "
+            f"use at least {SSIM_WINDOW} pixels a side"
+        )
 
 
 def squared_errors(a: Tensor, b: Tensor) -> Tensor:

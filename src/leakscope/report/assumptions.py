@@ -81,7 +81,8 @@ def _training(protocols: Sequence[Protocol]) -> list[Fact]:
     for name, each in values.items():
         told = [str(one) for one in each if one is not None]
         if told:
-            rows.append(Fact(name, _distinct(told), "known"))
+            assumed = name == "Loss" and any("loss" not in p.model_fields_set for p in protocols)
+            rows.append(Fact(name, _distinct(told), "assumed" if assumed else "known"))
         else:
             rows.append(Fact(name, "not used by the attacks", "unknown"))
     return rows

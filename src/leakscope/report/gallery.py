@@ -85,9 +85,9 @@ def clearest(shown: Sequence[Exhibit]) -> Exhibit | None:
 
 
 def picture(image: Tensor) -> Picture:
-    """A float image [1 or 3, H, W] in [0, 1] as PNG."""
+    """A float image [C, H, W] in [0, 1] as PNG: grey, or its first three channels as colours."""
     pixels = image.detach().cpu().clamp(0, 1).mul(255).round().byte()
-    array = pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)
+    array = pixels[0] if len(pixels) < 3 else pixels[:3].permute(1, 2, 0)
     file = io.BytesIO()
     Image.fromarray(array.contiguous().numpy()).save(file, format="PNG", optimize=True)
     height, width = pixels.shape[1:]
