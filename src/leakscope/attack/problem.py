@@ -89,16 +89,8 @@ class Problem:
             return None
         if self.after is None:
             return 1.0
-        if (
-            protocol.optimizer != "sgd"
-            or protocol.momentum
-            or None
-            in (
-                protocol.lr,
-                protocol.epochs,
-                protocol.batch_size,
-            )
-        ):
+        plain = protocol.optimizer == "sgd" and not protocol.momentum
+        if not plain or None in (protocol.lr, protocol.epochs, protocol.batch_size):
             return None
         assert protocol.lr is not None
         return protocol.lr * protocol.steps(self.num_examples)
