@@ -168,6 +168,39 @@ def test_the_strongest_attack_decides() -> None:
     assert verdict([scored(0, 10, attack="ig"), scored(7, 10)]).sentence.startswith("7 of 10")
 
 
+def picked_out(hits: int, total: int, baseline: int) -> Evidence:
+    """Evidence with poor pictures of which so many win their line-up."""
+    evidence = scored(0, total)
+    assert evidence.finding is not None
+    sides = {
+        side: getattr(evidence.finding, side).model_copy(
+            update={"reidentified": [i < count for i in range(total)]}
+        )
+        for side, count in (("scores", hits), ("baseline", baseline))
+    }
+    return replace(evidence, finding=evidence.finding.model_copy(update=sides))
+
+
+@pytest.mark.parametrize(
+    ("hits", "baseline", "level"),
+    [(10, 1, "leaks in part"), (6, 1, "leaks in part"), (5, 1, "could not break it")],
+)
+def test_poor_pictures_that_win_their_line_ups_leak_in_part(
+    hits: int, baseline: int, level: str
+) -> None:
+    found = verdict([picked_out(hits, 10, baseline)])
+    assert found.level == level
+    assert ("line-up" in found.sentence) == (level == "leaks in part")
+
+
+def test_failure_against_an_optimiser_that_is_not_predicted_says_so() -> None:
+    plain = PROTOCOL.model_copy(update={"momentum": 0.0})
+    evidence = replace(scored(0, 4), protocol=plain)
+    assert "predict plain SGD" not in verdict([evidence]).detail
+    adam = replace(evidence, protocol=PROTOCOL.model_copy(update={"optimizer": "adam"}))
+    assert "the client used adam" in verdict([adam]).detail
+
+
 def test_an_attack_no_better_than_noise_does_not_hide_one_that_is() -> None:
     noise, real = scored(5, 10, baseline=5, attack="loud"), scored(4, 10, attack="quiet")
     assert verdict([noise, real]).level == "leaks in part"

@@ -332,3 +332,25 @@ def test_a_deep_header_is_refused(tmp_path: Path) -> None:
 def test_replaced_parts_keep_their_checks() -> None:
     with pytest.raises(LeakscopeError):
         replace(Adam(lr=1.0, iterations=3), iterations=0)
+
+
+def test_a_damaged_file_in_the_output_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own_model(tmp_path, "ReLU")
+    first, _ = run(scenario(), tmp_path / "out")
+    for path in (tmp_path / "out").rglob("*.safetensors"):
+        path.write_bytes(path.read_bytes()[:100])
+    again, _ = run(scenario(), tmp_path / "out")
+    assert torch.equal(first[0].found.images, again[0].found.images)
+
+
+def test_modules_are_not_state_dicts() -> None:
+    with pytest.raises(LeakscopeError, match="before must be a state dict"):
+        ls.Update(before=tiny(), after=tiny(), num_examples=3)  # type: ignore[arg-type]
+
+
+def test_a_file_without_a_function_is_not_a_model() -> None:
+    with pytest.raises(LeakscopeError, match=r"net\.py:FUNCTION"):
+        ls.models.build("net.py", classes=3)

@@ -131,6 +131,11 @@ class Update:
             raise LeakscopeError(
                 f"num_examples is {self.num_examples}: an update needs at least one example"
             )
+        for part, state in self._parts().items():
+            if not isinstance(state, dict) or not all(
+                isinstance(tensor, Tensor) for tensor in state.values()
+            ):
+                raise LeakscopeError(f"{part} must be a state dict: tensors by name")
         if not self.before:
             raise LeakscopeError("before has no tensors: give the state the client received")
         if (self.after is None) == (self.gradient is None):

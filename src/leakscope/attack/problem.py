@@ -130,7 +130,8 @@ class Problem:
         observed = {name: tensor for name, tensor in observed.items() if tensor.any()}
         if not observed:
             raise LeakscopeError(
-                "the update is zero (after equals before): nothing was learned, nothing can leak"
+                "the update is zero (after equals before): if before is model.state_dict(), "
+                "copy it before training, it changes with the model; else nothing was learned"
             )
         # A state_dict names tied weights twice; the module itself names them once.
         once = {*named, *dict(model.named_buffers())}

@@ -159,16 +159,21 @@ def solve(
     if checkpoint is not None and (saved := checkpoint.load()) is not None:
         loop = saved.to(track.device)
         began -= loop.seconds
-    for iteration in range(loop.done, solver.iterations):
-        scale = torch.tensor(solver.scale(iteration), device=track.device)
-        count = torch.tensor(iteration + 1.0, device=track.device)
-        values, state, losses = step(loop.values, loop.state, scale, count)
-        loop.track[iteration] = losses
-        loop = Saved(values, state, loop.track, iteration + 1, time.perf_counter() - began)
-        if on_progress is not None:
-            on_progress(loop.done, solver.iterations, losses[1])
-        if checkpoint is not None and checkpoint.due():
+    try:
+        for iteration in range(loop.done, solver.iterations):
+            scale = torch.tensor(solver.scale(iteration), device=track.device)
+            count = torch.tensor(iteration + 1.0, device=track.device)
+            values, state, losses = step(loop.values, loop.state, scale, count)
+            loop.track[iteration] = losses
+            loop = Saved(values, state, loop.track, iteration + 1, time.perf_counter() - began)
+            if on_progress is not None:
+                on_progress(loop.done, solver.iterations, losses[1])
+            if checkpoint is not None and checkpoint.due():
+                checkpoint.save(loop)
+    except KeyboardInterrupt:
+        if checkpoint is not None:
             checkpoint.save(loop)
+        raise
     loss, match = loop.track.cpu().unbind(1)
     if not math.isfinite(loss[-1].item()):
         raise LeakscopeError("the attack diverged (its loss is not finite): lower its lr")

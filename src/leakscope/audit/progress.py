@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from leakscope.attack.solver import Progress as OnProgress
@@ -21,12 +21,10 @@ def watching() -> Iterator[Watch]:
     """A :data:`~leakscope.audit.run.Watch` that shows bars on a terminal and nothing elsewhere."""
     bars = Progress(
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=14),
         TextColumn("{task.completed:.0f}/{task.total:.0f}"),
         TextColumn("{task.fields[match]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
         console=Console(stderr=True),
         disable=not Console(stderr=True).is_terminal,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import tempfile
 from collections.abc import Callable
@@ -179,7 +180,7 @@ class _Stage:
         known = {"images": truth.images, "labels": truth.labels}
         key = digest(known, f"{leakscope.__version__} {self.network} {part!r} {seed}")
         path = self.out / "clients" / f"{number:03d}-{key[:12]}.safetensors"
-        if path.exists():
+        with contextlib.suppress(LeakscopeError):  # not there, or damaged: train again
             return Update.load(path)
         client = Client(self.model, truth.images, truth.labels, seed=seed, **_training(part))
         update = client.gradient() if part.shares == "gradient" else client.train()
@@ -198,7 +199,7 @@ class _Stage:
 
         def attacked(target: Update, name: str, work: str) -> Reconstruction:
             path = folder / f"{name}.safetensors"
-            if path.exists():
+            with contextlib.suppress(LeakscopeError):  # not there, or damaged: attack again
                 return Reconstruction.load(path)
             with self.watch(work) as progress:
                 found = attack.run(
@@ -214,7 +215,7 @@ class _Stage:
 
         who = f"{part.label}, client {number}"
         found = attacked(update, "found", who)
-        baseline = attacked(signal_free(update, seed), "baseline", f"{who}, no-update baseline")
+        baseline = attacked(signal_free(update, seed), "baseline", f"{who}, baseline")
         pool = self.pool
         finding = measure(found, baseline, truth.images, truth.labels, pool.images, pool.labels)
         (folder / "finding.json").write_text(finding.model_dump_json(indent=2), encoding="utf-8")

@@ -35,12 +35,16 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 def _model_name(name: str) -> str:
+    if name.endswith(".py"):
+        raise ValueError(f"say which function builds the model, as {name}:FUNCTION")
     if ":" not in name:
         models.describe(name)
     return name
 
 
 def _source(spec: str) -> str:
+    if Path(spec).is_dir() and spec not in data.names():
+        raise ValueError(f"for a folder of images write folder:{spec}")
     data.describe(spec.partition(":")[0])
     return spec
 

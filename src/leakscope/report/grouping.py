@@ -54,6 +54,16 @@ class AttackEvidence:
         return sum(sum(finding.baseline.recognised) for finding in self.findings)
 
     @property
+    def reidentified(self) -> int:
+        """How many originals were picked out of their line-up, close or not."""
+        return sum(sum(finding.scores.reidentified) for finding in self.findings)
+
+    @property
+    def baseline_reidentified(self) -> int:
+        """The same for the attack on an update without signal."""
+        return sum(sum(finding.baseline.reidentified) for finding in self.findings)
+
+    @property
     def strength(self) -> tuple[float, float]:
         """Share recognised beyond the baseline's, then mean PSNR; unmeasured attacks come last."""
         if not self.findings:

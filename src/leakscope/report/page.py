@@ -62,6 +62,7 @@ def write(evidence: Sequence[Evidence], provenance: Provenance, path: Path) -> N
     """Write the report beside ``path`` and move it there, so no half file is ever seen."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
+        partial.touch(mode=0o600)  # it shows private images
         partial.write_text(render(evidence, provenance), encoding="utf-8")
         partial.replace(path)
     except OSError as error:

@@ -2,8 +2,9 @@
 
 Let r be the share of training images that an attack recognises over all clients and b the same
 share for that attack on an update without signal. The attack with the highest r - b decides:
-``leaks`` if r - b >= 1/2, ``leaks in part`` if r > b, else ``could not break it``: failing to break
-something does not make it safe.
+``leaks`` if r - b >= 1/2, ``leaks in part`` if r > b. An attack that recognises none but picks at
+least half of the images more out of their line-ups than its baseline does leaks in part, too. Else
+``could not break it``: failing to break something does not make it safe.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def verdict(evidence: Sequence[Evidence]) -> Verdict:
         return _not_measured(attacks)
     excess, total = strongest.recognised - strongest.baseline_recognised, len(strongest.psnr)
     if excess <= 0:
-        return _not_broken(attacks)
+        return _picked_out(attacks) or _not_broken(attacks)
     return Verdict(
         level="leaks" if 2 * excess >= total else "leaks in part",
         sentence=f"{_subject(strongest.recognised, total)} could be read out of "
@@ -53,6 +54,22 @@ def verdict(evidence: Sequence[Evidence]) -> Verdict:
         detail=f"Strongest attack: {_effort(strongest)}. Run on random noise in place of the "
         f"update, the same attack gets {strongest.baseline_recognised} of {total} recognised: "
         "what exceeds that came out of the update.",
+    )
+
+
+def _picked_out(attacks: list[AttackEvidence]) -> Verdict | None:
+    measured = [attack for attack in attacks if attack.findings]
+    best = max(measured, key=lambda attack: attack.reidentified - attack.baseline_reidentified)
+    hits, baseline, total = best.reidentified, best.baseline_reidentified, len(best.psnr)
+    if 2 * (hits - baseline) < total:
+        return None
+    return Verdict(
+        level="leaks in part",
+        sentence=f"{_subject(hits, total)} could be picked out of a line-up by what was read out "
+        f"of {_updates(best)}, though the pictures are poor.",
+        detail=f"Strongest attack: {_effort(best)}. Run on random noise in place of the update, "
+        f"the same attack picks out {baseline} of {total}. More iterations may sharpen the "
+        "pictures.",
     )
 
 
@@ -73,7 +90,25 @@ def _not_broken(attacks: list[AttackEvidence]) -> Verdict:
         level="could not break it",
         sentence=sentence,
         detail=f"Tried: {_efforts(attacks)}. This is no proof that nothing leaks: "
-        "a stronger attack or more iterations may succeed where these failed.",
+        "a stronger attack or more iterations may succeed where these failed."
+        + _unmodelled(attacks),
+    )
+
+
+def _unmodelled(attacks: list[AttackEvidence]) -> str:
+    """A warning where the client's optimiser is not what the attacks predict."""
+    protocols = [run.protocol for attack in attacks for run in attack.runs]
+    others = {
+        "momentum" if protocol.optimizer == "sgd" else protocol.optimizer
+        for protocol in protocols
+        if protocol.momentum or protocol.optimizer in ("adam", "adamw")
+    }
+    if not others:
+        return ""
+    used = " or ".join(sorted(map(str, others)))
+    return (
+        f" These attacks predict plain SGD, but the client used {used}: "
+        "their failure says little about an attack that predicts it."
     )
 
 
