@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import resource
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import leakscope as ls
 from leakscope import LeakscopeError, measure, papers
-from leakscope.attack.labels import Counts, _round_to_counts
+from leakscope.attack.labels import Counts, _round_to_counts, last_layer
 from leakscope.attack.prior import TotalVariation
 from leakscope.attack.problem import Problem
 from leakscope.attack.solver import Adam
@@ -32,10 +35,9 @@ def distance_at_the_truth(client: ls.Client, update: ls.Update, model: nn.Module
     return papers.ig(1).distance(predicted, problem.observed).item()
 
 
-@pytest.mark.parametrize("optimizer", ["sgd"])
-def test_weight_decay_is_part_of_the_prediction(optimizer: str) -> None:
+def test_weight_decay_is_part_of_the_prediction() -> None:
     model = tiny()
-    client = ls.Client(model, *examples(), lr=0.01, optimizer=optimizer, weight_decay=0.1)
+    client = ls.Client(model, *examples(), lr=0.01, weight_decay=0.1)
     assert distance_at_the_truth(client, client.train(), model) < 1e-4
     assert distance_at_the_truth(client, client.gradient(), model) < 1e-6
 
@@ -97,6 +99,23 @@ def test_the_layer_that_makes_the_logits_is_found_wherever_it_is_registered() ->
     labels = torch.tensor([2, 3, 2])
     update = ls.Client(model, images, labels, lr=0.1).train()
     assert papers.ig(1).run(model, update).labels.tolist() == [2, 2, 3]
+
+
+def test_scaled_logits_are_traced_to_the_last_layer_of_their_width() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.squeeze = nn.Linear(144, 5)
+            self.head = nn.Linear(5, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.head(self.squeeze(x.flatten(1)).relu())
+            return 2 * logits
+
+    torch.manual_seed(0)
+    model = Scaled()
+    update = ls.Client(model, *examples(), lr=0.1).train()
+    assert last_layer(Problem.of(model, update, None)).weight == "head.weight"
 
 
 def test_label_smoothing_is_taken_out_of_the_counts() -> None:
@@ -294,8 +313,6 @@ def test_images_too_small_to_measure_are_refused_before_the_attack(tmp_path: Pat
 def test_training_settings_are_checked_in_the_scenario(
     client: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
-    import yaml
-
     path = tmp_path / "s.yaml"
     path.write_text(yaml.safe_dump({"client": client, "attacks": [{"name": "ig"}]}))
     with pytest.raises(LeakscopeError, match=says) as error:
@@ -304,8 +321,6 @@ def test_training_settings_are_checked_in_the_scenario(
 
 
 def test_a_zipped_bomb_is_not_unpacked(tmp_path: Path) -> None:
-    import resource
-
     labels = struct.pack(">II", 0x0801, 1) + bytes(1)
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(labels)
     header = struct.pack(">IIII", 0x0803, 1, 28, 28)
@@ -320,8 +335,6 @@ def test_a_zipped_bomb_is_not_unpacked(tmp_path: Path) -> None:
 
 
 def test_a_deep_header_is_refused(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
     for text in ("[" * 100_000, '{"version": ' + "9" * 5000 + "}"):
         path = tmp_path / "deep.safetensors"
         save_file({"before/w": torch.zeros(1)}, path, metadata={"leakscope.update": text})

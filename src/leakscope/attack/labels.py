@@ -104,7 +104,8 @@ def last_layer(problem: Problem) -> LastLayer:
         logits = problem.logits(problem.before, problem.low.new_zeros((2, *problem.shape)))
     for hook in hooks:
         hook.remove()
-    for prefix in sorted(outputs, key=lambda name: outputs[name] is logits, reverse=True):
+    makers = [prefix for prefix, output in outputs.items() if output is logits]
+    for prefix in (*makers, *reversed(outputs)):
         if f"{prefix}weight" in problem.observed:
             bias = f"{prefix}bias"
             return LastLayer(f"{prefix}weight", bias if bias in problem.observed else None)

@@ -35,8 +35,6 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 def _model_name(name: str) -> str:
-    if name.endswith(".py"):
-        raise ValueError(f"say which function builds the model, as {name}:FUNCTION")
     if ":" not in name:
         models.describe(name)
     return name

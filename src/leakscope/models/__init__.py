@@ -36,8 +36,6 @@ def build(
     _require("classes", classes, 2)
     _require("channels", channels, 1)
     _require("size", size, 1)
-    if name.endswith(".py"):
-        raise LeakscopeError(f"model {name}: say which function builds it, as {name}:FUNCTION")
     if ":" in name:
         return user.build(name, classes=classes, channels=channels, size=size, seed=seed)
     entry = _entry(name)
@@ -62,6 +60,8 @@ def describe(name: str) -> str:
 
 
 def _entry(name: str) -> Entry:
+    if name.endswith(".py"):
+        raise LeakscopeError(f"model {name}: say which function builds it, as {name}:FUNCTION")
     if name not in REGISTRY:
         raise unknown("model", name, REGISTRY)
     return REGISTRY[name]
