@@ -17,7 +17,9 @@ import yaml
 from safetensors import safe_open
 
 import leakscope as ls
+from leakscope.attack.papers import RECIPES
 from leakscope.cli import main
+from victims import examples
 
 TINY_MODEL = """
 from torch import nn
@@ -165,13 +167,48 @@ def test_what_the_file_does_not_say_can_be_told(desk: Path, leakscope: Callable[
     assert leakscope(f"{command} --normalize 0.5:0.25 --labels 0,1,3 --lr 0.05").code == 0
 
 
+def test_every_recipe_attacks_a_users_own_model(desk: Path, leakscope: Callable[..., Run]) -> None:
+    (desk / "dense.py").write_text(
+        "from torch import nn\n"
+        "def dense(classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(144, classes))\n"
+    )
+    model = ls.models.build(f"{desk}/dense.py:dense", classes=5)
+    images, labels = examples(count=1)
+    ls.Client(model, images, labels, epochs=2).train().save(desk / "one.safetensors")
+    for name in RECIPES:
+        short = "" if name == "closed_form" else "--iterations 2"
+        if name in ("dlg", "idlg"):
+            short += " --option restarts=1"
+        done = leakscope(
+            f"attack one.safetensors --model dense.py:dense --attack {name} {short} --out o-{name}"
+        )
+        assert done.code == 0, done.err
+        assert (desk / f"o-{name}" / "report.html").exists()
+
+
+def test_several_updates_of_the_same_examples_are_attacked_together(
+    desk: Path, leakscope: Callable[..., Run]
+) -> None:
+    command = "attack u.safetensors u.safetensors --model own.py:tiny --attack agic"
+    done = leakscope(f"{command} --iterations 5 --option tv=0.01 --out both")
+    assert done.code == 0, done.err
+    found = ls.Reconstruction.load(desk / "both" / "reconstruction.safetensors")
+    assert found.images.shape == (3, 1, 12, 12)
+    assert "TotalVariation(weight=0.01)" in found.attack
+
+
 def test_show_and_list(leakscope: Callable[..., Run]) -> None:
     shown = yaml.safe_load(leakscope("show small.yaml").out)
     assert shown["attacks"][0]["options"]["alpha"] == 0.5
     everything = leakscope("list").out
     for name in ("sme", "Surrogate Model Extension", "cnn-cifar", "photos"):
         assert name in everything
-    assert "photos" not in leakscope("list attacks").out
+    attacks = leakscope("list attacks").out
+    assert "photos" not in attacks
+    for name in RECIPES:
+        assert f"  {name} " in attacks
+    assert attacks.count("Needs ") == len(RECIPES)
 
 
 def test_usage_errors_and_help(leakscope: Callable[..., Run]) -> None:
@@ -235,6 +272,26 @@ BAD = {
     ),
     "sme on one gradient": (
         "attack g.safetensors --model own.py:tiny --attack sme --out out",
+        "use ig",
+    ),
+    "misspelt option": (
+        "attack u.safetensors --model own.py:tiny --attack ig --option vt=1 --out out",
+        "did you mean 'tv'",
+    ),
+    "option without a value": (
+        "attack u.safetensors --model own.py:tiny --attack ig --option tv --out out",
+        "write it as NAME=VALUE",
+    ),
+    "option is no number": (
+        "attack u.safetensors --model own.py:tiny --attack ig --option tv=much --out out",
+        "options.tv",
+    ),
+    "one example expected": (
+        "attack u.safetensors --model own.py:tiny --attack idlg --out out",
+        "the update has 3 examples",
+    ),
+    "simulation of a gradient": (
+        "attack g.safetensors --model own.py:tiny --attack dlfa --out out",
         "use ig",
     ),
     "no such device": (

@@ -81,6 +81,7 @@ PARAMETERS = {
     "resnet32-10": cifar_resnet(160, 5) + dense(640, 1000),
     **IMAGENET,
     **{f"{name}-small": count - 7680 for name, count in IMAGENET.items()},
+    "resnet18-sigmoid": IMAGENET["resnet18"] - 7680,
     # The first block has no norm before its attention; 49 patches and the class token.
     "vit-a": (
         dense(16, 384)
@@ -95,7 +96,7 @@ PARAMETERS = {
 }
 
 # Small inputs, so that the second derivative of the big networks takes a second or two.
-SIZES = {"convnet": 9, "resnet32-10": 8, "resnet20-4": 16} | {
+SIZES = {"convnet": 9, "resnet32-10": 8, "resnet20-4": 16, "resnet18-sigmoid": 16} | {
     name: size for bare in IMAGENET for name, size in ((bare, 64), (f"{bare}-small", 16))
 }
 

@@ -59,11 +59,17 @@ def audit(
 
 @app.command()
 def attack(
-    update: Annotated[Path, typer.Argument(help="A captured update (safetensors).")],
+    updates: Annotated[
+        list[Path],
+        typer.Argument(help="A captured update (safetensors), or several of the same examples."),
+    ],
     model: Annotated[str, typer.Option(help="A built-in name, or package.module:factory.")],
     attack: Annotated[str, typer.Option(help="The recipe: see 'leakscope list attacks'.")],
     out: OUT,
     iterations: Annotated[int | None, typer.Option(help="Instead of the paper's.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="A setting of the recipe, as tv=0.001; repeatable.")
+    ] = None,
     labels: Annotated[
         str | None, typer.Option(help="Labels the attacker knows, as 3,14,15 (an assumption).")
     ] = None,
@@ -90,10 +96,11 @@ def attack(
 ) -> None:
     """Attack a captured update. No ground truth is needed.
 
-    What the update's file does not say about the client's training, say by the options.
+    What the update's file does not say about the client's training, say by the options. Several
+    updates that a client made from the same examples (rounds, epochs) are reconstructed together.
     """
     from leakscope import report
-    from leakscope.audit.captured import attack_captured
+    from leakscope.audit.captured import attack_captured, recipe_options
     from leakscope.audit.progress import watching
 
     told = {
@@ -112,11 +119,11 @@ def attack(
     }
     with watching() as watch:
         evidence, provenance = attack_captured(
-            update,
+            updates,
             model,
             attack,
             out,
-            options={} if iterations is None else {"iterations": iterations},
+            options=recipe_options(option or [], iterations),
             labels=labels,
             seed=seed,
             device=device,
@@ -139,7 +146,8 @@ def list_(
 
     shelves = {
         Shelf.ATTACKS: {
-            name: (recipe.__doc__ or "").splitlines()[0] for name, recipe in RECIPES.items()
+            name: f"{(recipe.__doc__ or '').splitlines()[0]}\nNeeds {recipe().needs}."
+            for name, recipe in RECIPES.items()
         },
         Shelf.MODELS: {name: models.describe(name) for name in models.names()},
         Shelf.DATASETS: {name: data.describe(name) for name in data.names()},
@@ -149,7 +157,10 @@ def list_(
             typer.secho(shelf, bold=True)
             width = max(map(len, entries))
             for name, about in entries.items():
-                typer.echo(f"  {name:{width}}  {about}")
+                first, *more = about.splitlines()
+                typer.echo(f"  {name:{width}}  {first}")
+                for line in more:
+                    typer.secho(f"  {'':{width}}  {line}", dim=True)
 
 
 @app.command()
@@ -160,6 +171,61 @@ def show(
     from leakscope.audit import Scenario
 
     typer.echo(Scenario.load(scenario).dump(), nl=False)
+
+
+@app.command()
+def bench(
+    table: Annotated[str, typer.Argument(help="Such as sme-2; 'list' names them all.")] = "list",
+    rows: Annotated[
+        list[str] | None, typer.Option(help="Only rows whose names match, as 'femnist*N=10*'.")
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(help="Of every row: 3, or what fits the budget.", min=1, max=100)
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of cifar100.npz and so on: $LEAKSCOPE_DATA or data.")
+    ] = None,
+    out: OUT = Path("out/bench"),
+    budget: Annotated[str | None, typer.Option(help="Time it may take: 90s, 20m, 2h.")] = None,
+    iterations: Annotated[int | None, typer.Option(help="Instead of the papers'.", min=1)] = None,
+    processes: Annotated[
+        int | None, typer.Option(help="Trials at a time; by default one per core.", min=1)
+    ] = None,
+) -> None:
+    """Run a published table and set our numbers beside the paper's.
+
+    Run it again to go on after an interruption: finished trials are kept.
+    """
+    from leakscope.bench.tables import TABLES, find
+
+    if table == "list":
+        width = max(map(len, TABLES))
+        for entry in TABLES.values():
+            typer.echo(f"{entry.id:{width}}  {entry.title} ({len(entry.rows)} rows)")
+        return
+    chosen = find(table)
+
+    from leakscope.bench import results
+    from leakscope.bench.estimate import parse_budget
+    from leakscope.bench.run import Request, run
+    from leakscope.bench.screen import Screen
+    from leakscope.bench.sources import default_folder
+
+    request = Request(
+        table=chosen,
+        data=default_folder() if data is None else data,
+        out=out,
+        rows=rows or (),
+        repeats=repeats,
+        iterations=iterations,
+        budget=None if budget is None else parse_budget(budget),
+        processes=processes,
+    )
+    screen = Screen()
+    found = run(request, screen)
+    screen.results(chosen, found)
+    results.write(chosen, found, request.folder, request.options())
+    typer.echo(f"results: {(request.folder / 'results.md').resolve()}")
 
 
 def main() -> None:

@@ -3,28 +3,72 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from leakscope.attack.checkpoint import Checkpoint
-from leakscope.attack.distance import Distance
-from leakscope.attack.labels import Counts, Known, Labels
+from leakscope.attack.distance import Distance, Euclidean, GaussianKernel
+from leakscope.attack.labels import Automatic, Known, Labels, Single
 from leakscope.attack.prior import Prior
 from leakscope.attack.problem import Problem
 from leakscope.attack.reconstruction import Reconstruction
-from leakscope.attack.solver import Adam, Objective, Progress, Variable, solve
-from leakscope.attack.trajectory import Trajectory
+from leakscope.attack.simulation import Simulation
+from leakscope.attack.solver import Objective, Progress, Solution, Solver, Variable, solve
+from leakscope.attack.trajectory import Start, Trajectory
+from leakscope.errors import LeakscopeError
 from leakscope.federated.local import behaviour
-from leakscope.update import Update
+from leakscope.update import Update, under
+
+SOLVED = 1e-4
+"""Once a restart has brought the match below this share of where it began, no other follows."""
+
+
+@dataclass(frozen=True)
+class Emphasis:
+    """A factor on the distance that moves geometrically from ``first`` to ``last`` (DLFA).
+
+    Attributes:
+        first: the factor at the beginning.
+        last: the factor once ``until`` of all iterations are done, and from then on.
+    """
+
+    first: float
+    last: float
+    until: float = 0.5
+
+    def __call__(self, share: Tensor) -> Tensor:
+        """The factor after ``share`` of all iterations."""
+        ratio = torch.tensor(self.last / self.first, device=share.device)
+        return self.first * ratio ** (share / self.until).clamp_max(1)
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """One update, and which of the images under reconstruction its client used for it.
+
+    Attributes:
+        problem: the update, prepared.
+        members: [n] indices of the images, or ``None`` for all in order.
+        labels: [n] labels of these images in this update, or ``None`` for those of the images.
+        weight: how much it counts beside other updates.
+        prefix: of the names of its trajectory's parameters.
+    """
+
+    problem: Problem
+    members: Tensor | None = None
+    labels: Tensor | None = None
+    weight: float = 1.0
+    prefix: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attack:
-    """``minimise D(observed, predicted(x, y; theta)) + priors(x)`` over x and theta.
+    """``minimise D(observed, predicted(x, y; theta)) + priors(x) + penalty(theta)``.
 
     Attributes:
         trajectory: how dummy data would have moved the weights.
@@ -32,13 +76,37 @@ class Attack:
         priors: what is known about images.
         solver: how the objective is minimised.
         labels: where labels come from unless they are given to :meth:`run`.
+        start: images begin as N(0, 1) in normalised pixels, or as constant grey.
+        restarts: runs from different starts, of which the best match is kept.
+        emphasis: schedule of a factor on the distance.
     """
 
     trajectory: Trajectory
     distance: Distance
     priors: tuple[Prior, ...]
-    solver: Adam
-    labels: Labels = field(default_factory=Counts)
+    solver: Solver
+    labels: Labels = field(default_factory=Automatic)
+    start: Literal["noise", "grey"] = "noise"
+    restarts: int = 1
+    emphasis: Emphasis | None = None
+
+    def __post_init__(self) -> None:
+        if self.restarts < 1:
+            raise LeakscopeError(f"restarts is {self.restarts}: use at least 1")
+
+    @property
+    def needs(self) -> str:
+        """What must have been sent and what must be known about the client, in words."""
+        settings = "the client's lr, epochs, batch_size and optimizer"
+        if isinstance(self.trajectory, Simulation):
+            words = f"weights before and after, and {settings}"
+        elif isinstance(self.trajectory, Start):
+            scale = isinstance(self.distance, Euclidean | GaussianKernel)
+            extra = f" with {settings}" if scale else ""
+            words = f"one gradient, or weights before and after{extra}"
+        else:
+            words = "weights before and after"
+        return words + (", of one example" if isinstance(self.labels, Single) else "")
 
     def run(
         self,
@@ -65,44 +133,104 @@ class Attack:
         """
         problem = Problem.of(model, update, device)
         source = self.labels if labels is None else Known(labels)
-        theta = self.trajectory.variables(problem)
-        variables = {
-            "images": self._start_images(problem, seed),
-            "labels": source.variable(problem),
-            **theta,
-        }
-        store = None
+        identity = ""
         if checkpoint is not None:
-            told = variables["labels"].value.tolist()
+            told = None if labels is None else labels.tolist()
             network = behaviour(model, problem.shape)
             identity = f"{self!r} {seed} {told} {network} {update.fingerprint()}"
-            store = Checkpoint(Path(checkpoint), hashlib.sha256(identity.encode()).hexdigest())
-        solution = solve(
-            self._objective(problem),
-            variables,
-            self.solver,
-            on_progress=on_progress,
-            checkpoint=store,
-        )
-        if store is not None:
-            store.remove()
-        found = solution.values
-        pixels = (found["images"] - problem.low) / (problem.high - problem.low)
-        return Reconstruction(
-            images=pixels.clamp(0, 1).cpu(),
-            labels=found["labels"].cpu(),
-            history=solution.history,
-            seconds=solution.seconds,
-            attack=repr(self),
+        return self.reconstruct(
+            [View(problem)],
+            source,
             seed=seed,
-            labels_known=labels is not None,
-            parameters={name: found[name].cpu() for name in theta},
+            on_progress=on_progress,
+            checkpoint=None if checkpoint is None else Path(checkpoint),
+            identity=identity,
         )
 
-    def _start_images(self, problem: Problem, seed: int) -> Variable:
+    def reconstruct(
+        self,
+        views: Sequence[View],
+        source: Labels,
+        *,
+        count: int | None = None,
+        seed: int = 0,
+        on_progress: Progress | None = None,
+        checkpoint: Path | None = None,
+        identity: str = "",
+    ) -> Reconstruction:
+        """Find the images that explain all ``views`` at once.
+
+        Args:
+            views: at least one update and its share in the images.
+            source: of the labels of all images.
+            count: how many images there are; those of the only view by default.
+            seed: of the random start.
+            on_progress: called after every iteration.
+            checkpoint: a file that keeps the half-finished attack.
+            identity: what that file belongs to.
+        """
+        objective = self._objective(views)
+        solutions: list[Solution] = []
+        stores: list[Checkpoint] = []
+        for restart in range(self.restarts):
+            variables = self._variables(views, source, count, seed + restart * 1_000_003)
+            if checkpoint is not None:
+                place = checkpoint.with_suffix(f"{checkpoint.suffix}{restart or ''}")
+                key = hashlib.sha256(f"{identity} {restart}".encode()).hexdigest()
+                stores.append(Checkpoint(place, key))
+            solutions.append(
+                solve(
+                    objective,
+                    variables,
+                    self.solver,
+                    on_progress=_shifted(on_progress, restart, self.restarts),
+                    checkpoint=stores[-1] if stores else None,
+                )
+            )
+            if solutions[-1].match < SOLVED * solutions[-1].history["match"][0]:
+                break
+        for store in stores:
+            store.remove()
+        return self._result(views[0].problem, solutions, source, seed)
+
+    def _result(
+        self, problem: Problem, solutions: list[Solution], source: Labels, seed: int
+    ) -> Reconstruction:
+        best = min(solutions, key=lambda solution: solution.match)
+        labels = best.values["labels"]
+        x = self.trajectory.merge(problem, best.values["images"])
+        return Reconstruction(
+            images=problem.pixels(x).clamp(0, 1).cpu(),
+            labels=(labels.argmax(1) if labels.is_floating_point() else labels).cpu(),
+            history=best.history,
+            seconds=sum(solution.seconds for solution in solutions),
+            attack=repr(self),
+            seed=seed,
+            labels_known=isinstance(source, Known),
+            parameters={name: t.cpu() for name, t in best.values.items() if t.ndim == 0},
+        )
+
+    def _variables(
+        self, views: Sequence[View], source: Labels, count: int | None, seed: int
+    ) -> dict[str, Variable]:
+        """Images, labels and the trajectories' own, at their start."""
         generator = torch.Generator().manual_seed(seed)
-        noise = torch.randn((problem.num_examples, *problem.shape), generator=generator)
-        return Variable(noise.to(problem.low), lr=self.solver.lr, project=self._project(problem))
+        problem = views[0].problem
+        if count is not None:
+            problem = replace(problem, num_examples=count)
+        shape = (problem.num_examples * self.trajectory.copies(problem), *problem.shape)
+        if self.start == "noise":
+            images = torch.randn(shape, generator=generator).to(problem.low)
+        else:
+            images = problem.low.lerp(problem.high, 0.5).expand(shape).clone()
+        variables = {
+            "images": Variable(images, lr=self.solver.lr, project=self._project(problem)),
+            "labels": source.variable(problem, generator),
+        }
+        for view in views:
+            for name, variable in self.trajectory.variables(view.problem).items():
+                variables[view.prefix + name] = variable
+        return variables
 
     def _project(self, problem: Problem) -> Callable[[Tensor], Tensor]:
         def project(x: Tensor) -> Tensor:
@@ -112,15 +240,33 @@ class Attack:
 
         return project
 
-    def _objective(self, problem: Problem) -> Objective:
-        observed = problem.mean_gradient() if self.distance.sees_scale else problem.observed
+    def _objective(self, views: Sequence[View]) -> Objective:
+        compared = [(view, self.distance.against(view.problem)) for view in views]
 
-        def objective(values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        def objective(values: Mapping[str, Tensor], share: Tensor) -> tuple[Tensor, Tensor]:
             x, y = values["images"], values["labels"]
-            match = self.distance(self.trajectory.predict(problem, x, y, values), observed)
-            loss = match
+            if y.is_floating_point():
+                y = y.softmax(1)
+            match, penalty = x.new_zeros(()), x.new_zeros(())
+            for view, compare in compared:
+                its = (
+                    x if view.members is None else x[view.members],
+                    y if view.labels is None else view.labels,
+                )
+                theta = under(dict(values), view.prefix)
+                predicted = self.trajectory.predict(view.problem, *its, theta)
+                match = match + view.weight * compare(predicted)
+                penalty = penalty + self.trajectory.penalty(view.problem, *its, theta)
             for prior in self.priors:
-                loss = loss + prior.penalty(x, problem)
-            return loss, match
+                penalty = penalty + prior.penalty(x, views[0].problem)
+            weight = 1.0 if self.emphasis is None else self.emphasis(share)
+            return weight * match + penalty, match
 
         return objective
+
+
+def _shifted(on_progress: Progress | None, restart: int, restarts: int) -> Progress | None:
+    """The same callback, with the work of all restarts as its total."""
+    if on_progress is None or restarts == 1:
+        return on_progress
+    return lambda done, total, match: on_progress(restart * total + done, restarts * total, match)

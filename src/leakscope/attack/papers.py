@@ -3,12 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
 
-from leakscope.attack.attack import Attack
-from leakscope.attack.distance import Cosine
-from leakscope.attack.prior import Box, TotalVariation
-from leakscope.attack.solver import Adam
-from leakscope.attack.trajectory import Line, Start
+from leakscope.attack.attack import Attack, Emphasis
+from leakscope.attack.closed_form import ClosedForm
+from leakscope.attack.distance import AbsoluteCosine, Cosine, Euclidean, GaussianKernel, Partial
+from leakscope.attack.labels import Joint, Single
+from leakscope.attack.layers import Exponential, Falling, ReluLinear
+from leakscope.attack.lbfgs import LBFGS
+from leakscope.attack.prior import Box, EpochOrder, SoftBox, SquaredVariation, TotalVariation
+from leakscope.attack.schedule import CosineDecay, ExponentialDecay
+from leakscope.attack.simulation import Simulation
+from leakscope.attack.solver import Adam, LookAhead
+from leakscope.attack.trajectory import Bezier, Line, Start
+
+
+def dlg(iterations: int = 300, *, lr: float = 1.0, restarts: int = 8) -> Attack:
+    """Deep Leakage from Gradients (Zhu et al. 2019), algorithm 1; restarts as in IG, appendix C.
+
+    For one gradient of a smooth, shallow network; fails on ReLU and depth.
+    """
+    return Attack(
+        trajectory=Start(),
+        distance=Euclidean(),
+        priors=(),
+        labels=Joint(),
+        solver=LBFGS(lr=lr, iterations=iterations),
+        restarts=restarts,
+    )
+
+
+def dlg_adam(iterations: int = 4800, *, lr: float = 0.1) -> Attack:
+    """DLG with Adam in place of L-BFGS, the baseline of AGIC (Xu et al. 2022, section V)."""
+    return Attack(
+        trajectory=Start(),
+        distance=Euclidean(),
+        priors=(Box(),),
+        labels=Joint(lr=lr),
+        solver=Adam(lr=lr, iterations=iterations),
+    )
+
+
+def idlg(iterations: int = 300, *, lr: float = 1.0, restarts: int = 8) -> Attack:
+    """Improved DLG (Zhao et al. 2020): DLG with the one label read off the last layer."""
+    return Attack(
+        trajectory=Start(),
+        distance=Euclidean(),
+        priors=(),
+        labels=Single(),
+        solver=LBFGS(lr=lr, iterations=iterations),
+        restarts=restarts,
+    )
 
 
 def ig(iterations: int = 4800, *, lr: float = 0.1, tv: float = 1e-2, sign: bool = True) -> Attack:
@@ -25,6 +71,97 @@ def ig(iterations: int = 4800, *, lr: float = 0.1, tv: float = 1e-2, sign: bool 
     )
 
 
+def ig_l2(iterations: int = 4800, *, lr: float = 0.1, tv: float = 1e-2) -> Attack:
+    """Inverting Gradients with the Euclidean distance: a line of its ablation (table 3)."""
+    return replace(ig(iterations, lr=lr, tv=tv), distance=Euclidean())
+
+
+def ig_lbfgs(iterations: int = 300, *, lr: float = 1.0, tv: float = 1e-2) -> Attack:
+    """Inverting Gradients with L-BFGS in place of Adam: a line of its ablation (table 3)."""
+    return replace(ig(tv=tv), solver=LBFGS(lr=lr, iterations=iterations))
+
+
+def ig_fedavg(
+    iterations: int = 4800, *, lr: float = 1.0, tv: float = 1e-4, sign: bool = True
+) -> Attack:
+    """Inverting Gradients through the unrolled local steps (Geiping et al. 2020), appendix B.1."""
+    return Attack(
+        trajectory=Simulation(),
+        distance=Cosine(),
+        priors=(TotalVariation(tv), Box()),
+        solver=Adam(lr=lr, iterations=iterations, sign=sign),
+    )
+
+
+def sapag(
+    iterations: int = 500, *, start: Literal["noise", "grey"] = "noise", restarts: int = 1
+) -> Attack:
+    """SAPAG (Wang et al. 2020), section VI, with L-BFGS as on LeNet-5: for smooth, shallow nets."""
+    return Attack(
+        trajectory=Start(),
+        distance=GaussianKernel(layers=Falling()),
+        priors=(Box(),),
+        labels=Joint(),
+        solver=LBFGS(lr=1.0, iterations=iterations),
+        start=start,
+        restarts=restarts,
+    )
+
+
+def sapag_adamw(
+    iterations: int = 20_000, *, lr: float = 1e-3, start: Literal["noise", "grey"] = "noise"
+) -> Attack:
+    """SAPAG (Wang et al. 2020), sections VI and VII, with AdamW as on ResNet-18 and on text."""
+    return Attack(
+        trajectory=Start(),
+        distance=GaussianKernel(layers=Falling()),
+        priors=(Box(),),
+        labels=Joint(lr=lr),
+        solver=Adam(lr=lr, iterations=iterations, decay=None, weight_decay=1e-2),
+        start=start,
+    )
+
+
+def agic(
+    iterations: int = 10_000, *, beta: float = 50.0, tv: float = 1e-4, lr: float = 0.1
+) -> Attack:
+    """AGIC (Xu et al. 2022), sections IV and V: layer weights and the one-batch approximation.
+
+    For trained networks the paper takes ``beta=2, tv=1e-2``. Several updates of one client are
+    reconstructed together by :mod:`leakscope.attack.joint`.
+    """
+    return Attack(
+        trajectory=Start(),
+        distance=Cosine(layers=ReluLinear(beta)),
+        priors=(TotalVariation(tv), Box()),
+        solver=Adam(lr=lr, iterations=iterations),
+    )
+
+
+def dlfa(iterations: int = 400, *, data: Literal["femnist", "cifar"] = "cifar") -> Attack:
+    """Data Leakage in Federated Averaging (Dimitrov et al. 2022), section 5.
+
+    ``data`` chooses between the published settings for FEMNIST and for CIFAR-100.
+    """
+    femnist = data == "femnist"
+    order = EpochOrder(1000.0) if femnist else EpochOrder(6.075, filters=96)
+    return Attack(
+        trajectory=Simulation(per_epoch=True),
+        distance=Euclidean(layers=Exponential(), summed=True),
+        priors=(
+            SquaredVariation(1e-3 if femnist else 2e-4),
+            SoftBox(2.0 if femnist else 10.0),
+            order,
+        ),
+        emphasis=Emphasis(1.0, 2.0) if femnist else Emphasis(4.0, 2.0),
+        solver=Adam(
+            lr=0.4 if femnist else 0.1,
+            iterations=iterations,
+            decay=ExponentialDecay(0.995, 10) if femnist else ExponentialDecay(0.997, 20),
+        ),
+    )
+
+
 def sme(iterations: int = 1000, *, lr: float = 1.0, tv: float = 0.01, alpha: float = 0.5) -> Attack:
     """Surrogate Model Extension (Zhu et al. 2023), algorithm 1 and appendix D."""
     return Attack(
@@ -35,5 +172,90 @@ def sme(iterations: int = 1000, *, lr: float = 1.0, tv: float = 0.01, alpha: flo
     )
 
 
-RECIPES: dict[str, Callable[..., Attack]] = {"ig": ig, "sme": sme}
+def nl_sme(
+    iterations: int = 1000,
+    *,
+    tv: float = 0.01,
+    path: bool = True,
+    scaling: bool = True,
+    classification: float = 0.0,
+) -> Attack:
+    """Non-linear SME (2025), algorithm 1: a Bezier path and scaled gradients.
+
+    Its rates and penalties are not published; these are ours (docs/reproduction.md).
+    """
+    return Attack(
+        trajectory=Bezier(
+            path=path,
+            scaling=scaling,
+            lr_t=1e-2,
+            lr_path=1e-3,
+            lr_scaling=1e-4,
+            keep_path=1e-2,
+            keep_scaling=1e-2,
+            classification=classification,
+        ),
+        distance=Cosine(),
+        priors=(TotalVariation(tv / 2), Box()),
+        solver=Adam(lr=1.0, iterations=iterations),
+    )
+
+
+def nl_sme_path(iterations: int = 1000, *, tv: float = 0.01) -> Attack:
+    """NL-SME with the Bezier path only: variant A of its ablation (table VI)."""
+    return nl_sme(iterations, tv=tv, scaling=False)
+
+
+def nl_sme_scaling(iterations: int = 1000, *, tv: float = 0.01) -> Attack:
+    """NL-SME with the scaled gradients only: variant B of its ablation (table VI)."""
+    return nl_sme(iterations, tv=tv, path=False)
+
+
+def fedleak(
+    iterations: int = 1000, *, keep: float = 0.3, share: float = 0.6, radius: float = 0.1
+) -> Attack:
+    """FedLeak (Fan et al. 2025): part of the gradient, flat minima.
+
+    Its numbers are taken from ranges that third parties report; they are not verified.
+    """
+    return Attack(
+        trajectory=Start(),
+        distance=Partial(AbsoluteCosine(), keep),
+        priors=(TotalVariation(1e-3), Box()),
+        solver=Adam(
+            lr=0.1,
+            iterations=iterations,
+            decay=CosineDecay(),
+            look_ahead=LookAhead(share, radius),
+        ),
+    )
+
+
+def closed_form() -> ClosedForm:
+    """Closed form (Geiping et al. 2020, proposition 3.1): exact, no search, one example."""
+    return ClosedForm()
+
+
+RECIPES: dict[str, Callable[..., Attack | ClosedForm]] = {
+    recipe.__name__: recipe
+    for recipe in (
+        closed_form,
+        dlg,
+        dlg_adam,
+        idlg,
+        ig,
+        ig_l2,
+        ig_lbfgs,
+        ig_fedavg,
+        sapag,
+        sapag_adamw,
+        agic,
+        dlfa,
+        sme,
+        nl_sme,
+        nl_sme_path,
+        nl_sme_scaling,
+        fedleak,
+    )
+}
 """Every recipe by its name on the command line and in scenarios."""

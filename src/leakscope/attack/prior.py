@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from leakscope.attack.problem import Problem
 from leakscope.errors import LeakscopeError
@@ -42,6 +43,56 @@ class TotalVariation(Prior):
         across = (x[..., :, 1:] - x[..., :, :-1]).abs().mean()
         down = (x[..., 1:, :] - x[..., :-1, :]).abs().mean()
         return self.weight * (across + down)
+
+
+@dataclass(frozen=True)
+class SquaredVariation(Prior):
+    """``weight * sum (dx^2 + dy^2)`` with wrap-around, mean over images: DLFA's total variation."""
+
+    weight: float
+
+    def penalty(self, x: Tensor, problem: Problem) -> Tensor:
+        """Squared differences of neighbours; opposite edges are neighbours, too."""
+        gaps = [(x - x.roll(1, axis)).square() for axis in (-1, -2)]
+        return self.weight * (gaps[0] + gaps[1]).sum((1, 2, 3)).mean()
+
+
+@dataclass(frozen=True)
+class SoftBox(Prior):
+    """``weight * sum excess^2`` of pixels outside [0, 1], mean over images: DLFA's clip penalty."""
+
+    weight: float
+
+    def penalty(self, x: Tensor, problem: Problem) -> Tensor:
+        """Squared distance of the pixels, not normalised, to the valid range."""
+        pixels = problem.pixels(x)
+        return self.weight * (pixels - pixels.clamp(0, 1)).square().sum((1, 2, 3)).mean()
+
+
+@dataclass(frozen=True)
+class EpochOrder(Prior):
+    """Every epoch has the same images in another order (DLFA).
+
+    ``weight`` times the mean over all pairs of epochs of the mean squared difference between their
+    summaries, which do not depend on order: the mean image, or with ``filters`` the largest answer
+    at every pixel to that many random 3x3 filters.
+    """
+
+    weight: float
+    filters: int = 0
+
+    def penalty(self, x: Tensor, problem: Problem) -> Tensor:
+        """Spread of the epochs' summaries; ``x`` are the dummies of all epochs in turn."""
+        epochs = len(x) // problem.num_examples
+        if self.filters:
+            generator = torch.Generator().manual_seed(0)
+            shape = (self.filters, x.shape[1], 3, 3)
+            kernel = torch.randn(shape, generator=generator).to(x) / (9 * x.shape[1]) ** 0.5
+            x = functional.conv2d(x, kernel, padding=1)
+        each = x.unflatten(0, (epochs, problem.num_examples))
+        summary: Tensor = each.amax(1) if self.filters else each.mean(1)
+        # The mean of (a - b)^2 over all pairs is twice the variance.
+        return self.weight * 2 * summary.var(0, correction=0).mean()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from leakscope.errors import LeakscopeError
-from leakscope.federated.local import count_classes, loss_of, per_channel
+from leakscope.federated.local import loss_of, output_shape, per_channel
 from leakscope.update import Protocol, State, Update
 
 MOST_PIXELS = 2**31
@@ -34,7 +34,7 @@ class Problem:
         protocol: what the server knows.
         num_examples: N.
         shape: (C, H, W) of one image.
-        classes: outputs of the network.
+        output_shape: (classes, ...) of the network's answer to one example.
         low: [C, 1, 1], black in normalised pixels.
         high: [C, 1, 1], white in normalised pixels.
     """
@@ -47,14 +47,23 @@ class Problem:
     protocol: Protocol
     num_examples: int
     shape: tuple[int, int, int]
-    classes: int
+    output_shape: tuple[int, ...]
     low: Tensor
     high: Tensor
 
+    @property
+    def classes(self) -> int:
+        """Classes the network tells apart."""
+        return self.output_shape[0]
+
     def logits(self, weights: State, x: Tensor) -> Tensor:
-        """Network output [N, classes] for normalised images [N, C, H, W]."""
+        """Network output [N, classes, ...] for normalised images [N, C, H, W]."""
         output: Tensor = functional_call(self.model, {**self.fixed, **weights}, (x,))
         return output
+
+    def loss(self, weights: State, x: Tensor, y: Tensor) -> Tensor:
+        """The client's loss, a scalar; arguments as for :meth:`gradient`."""
+        return loss_of(self.protocol, self.logits(weights, x), y)
 
     def gradient(self, weights: State, x: Tensor, y: Tensor) -> State:
         """g(w, x, y): gradient of the client's loss with respect to ``weights``.
@@ -65,15 +74,19 @@ class Problem:
         Args:
             weights: trainable parameters by name.
             x: normalised images [N, C, H, W].
-            y: labels [N], or class probabilities [N, classes].
+            y: labels [N, ...], or class probabilities [N, classes, ...].
         """
         # The fused attention kernels have no second derivative; the plain one has.
         with sdpa_kernel(SDPBackend.MATH):
-            result: State = grad(lambda w: loss_of(self.protocol, self.logits(w, x), y))(weights)
+            result: State = grad(lambda w: self.loss(w, x, y))(weights)
         decay = self.protocol.weight_decay
         if decay and self.after is not None and self.protocol.optimizer != "adamw":
             return {name: tensor + decay * weights[name] for name, tensor in result.items()}
         return result
+
+    def pixels(self, x: Tensor) -> Tensor:
+        """Normalised images as pixels, [0, 1] where they are valid."""
+        return (x - self.low) / (self.high - self.low)
 
     def ends(self) -> list[State]:
         """The known weights on the client's path: w0, and wT if it was sent."""
@@ -119,7 +132,8 @@ class Problem:
         named = dict(model.named_parameters())
 
         def move(state: State, names: Iterable[str]) -> State:
-            moved = {name: state[name].detach().to(device) for name in names}
+            # Cloned: how tensors of a file lie in memory would otherwise decide the last bit.
+            moved = {name: state[name].detach().to(device).clone() for name in names}
             return {n: t.to(first.dtype) if t.is_floating_point() else t for n, t in moved.items()}
 
         trainable = [name for name, parameter in named.items() if parameter.requires_grad]
@@ -149,7 +163,7 @@ class Problem:
             protocol=protocol,
             num_examples=update.num_examples,
             shape=protocol.input_shape,
-            classes=_count_classes(model, protocol, mean),
+            output_shape=_output_shape(model, protocol, mean),
             low=(0 - mean) / std,
             high=(1 - mean) / std,
         )
@@ -203,11 +217,11 @@ def _frozen_copy(model: nn.Module, batchnorm: str) -> nn.Module:
     return model
 
 
-def _count_classes(model: nn.Module, protocol: Protocol, like: Tensor) -> int:
+def _output_shape(model: nn.Module, protocol: Protocol, like: Tensor) -> tuple[int, ...]:
     assert protocol.input_shape is not None
-    classes = count_classes(model, like.new_zeros((2, *protocol.input_shape)))
-    if protocol.classes not in (None, classes):
+    shape = output_shape(model, like.new_zeros((2, *protocol.input_shape)))
+    if protocol.classes not in (None, shape[0]):
         raise LeakscopeError(
-            f"protocol.classes is {protocol.classes} but the model has {classes} outputs"
+            f"protocol.classes is {protocol.classes} but the model has {shape[0]} outputs"
         )
-    return classes
+    return shape

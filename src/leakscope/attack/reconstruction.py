@@ -19,12 +19,12 @@ class Reconstruction:
     Attributes:
         images: float [N, C, H, W] in [0, 1].
         labels: integers [N].
-        history: ``loss`` and ``match`` [iterations].
+        history: ``loss`` and ``match`` [iterations] of the best restart.
         seconds: time the attack took.
         attack: the recipe, as Python reads it.
         seed: of the random start.
         labels_known: whether the labels were given (an assumption) or recovered.
-        parameters: what the trajectory learned, such as ``alpha``.
+        parameters: single numbers that the trajectory learned, such as ``alpha``.
     """
 
     images: Tensor

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from leakscope.attack.checkpoint import Checkpoint, Saved
+from leakscope.attack.schedule import Schedule, StepDecay
 from leakscope.errors import LeakscopeError
 from leakscope.update import State
 
@@ -42,10 +43,16 @@ class Variable:
 class Objective(Protocol):
     """What is minimised: a pure function of all values."""
 
-    def __call__(self, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """(loss, match): the whole objective and its distance term, both scalars."""
+    def __call__(self, values: Mapping[str, Tensor], share: Tensor) -> tuple[Tensor, Tensor]:
+        """(loss, match): the whole objective and its distance term, both scalars.
+
+        ``share`` of all iterations have been done, a scalar.
+        """
         ...
 
+
+Differentiate = Callable[[State], tuple[State, tuple[Tensor, Tensor]]]
+"""Maps values to their gradients and (loss, match)."""
 
 Progress = Callable[[int, int, Tensor | None], None]
 """Called after every iteration with (done, total, match), where work without a match gives
@@ -53,37 +60,41 @@ Progress = Callable[[int, int, Tensor | None], None]
 
 
 @dataclass(frozen=True)
-class StepDecay:
-    """Multiply the step size by ``factor`` at each of the given shares of the run.
+class LookAhead:
+    """Follow ``(1 - share) G(x) + share G(x + radius G / |G|)`` (FedLeak's regularisation).
 
-    The defaults are IG's (appendix C), also used by SME.
+    G is the gradient for the images; it prefers flat minima, at the price of a second gradient.
     """
 
-    factor: float = 0.1
-    at: tuple[float, ...] = (3 / 8, 5 / 8, 7 / 8)
+    share: float
+    radius: float
 
-    def __call__(self, share: float) -> float:
-        """The multiplier after ``share`` of all iterations."""
-        return self.factor ** sum(share >= milestone for milestone in self.at)
+    def __call__(self, differentiate: Differentiate) -> Differentiate:
+        """The same differentiation with the images' gradient regularised."""
+
+        def regularised(values: State) -> tuple[State, tuple[Tensor, Tensor]]:
+            here, losses = differentiate(values)
+            slope = here["images"]
+            step = self.radius * slope / slope.norm().clamp_min(1e-12)
+            there, _ = differentiate({**values, "images": values["images"] + step})
+            return {**here, "images": slope.lerp(there["images"], self.share)}, losses
+
+        return regularised
 
 
-@dataclass(frozen=True)
-class Adam:
-    """Adam (Kingma and Ba 2015), optionally on the sign of the gradient of the images.
+@dataclass(frozen=True, kw_only=True)
+class Solver:
+    """Base of all solvers: what every one has.
 
     Attributes:
-        lr: step size for the images; other variables bring their own.
+        lr: step size for the images; other variables may bring their own.
         iterations: how many.
         decay: schedule that scales all step sizes; ``None`` keeps them constant.
-        sign: follow only the sign of the images' gradient (IG, section 4).
     """
 
     lr: float
     iterations: int
-    decay: StepDecay | None = field(default_factory=StepDecay)
-    sign: bool = False
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
+    decay: Schedule | None = None
 
     def __post_init__(self) -> None:
         if self.iterations < 1:
@@ -93,9 +104,62 @@ class Adam:
 
     def scale(self, iteration: int) -> float:
         """Multiplier of all step sizes in ``iteration``, counted from 0."""
-        return 1.0 if self.decay is None else self.decay(iteration / self.iterations)
+        return 1.0 if self.decay is None else self.decay(iteration, self.iterations)
 
-    def start(self, values: Mapping[str, Tensor]) -> State:
+    def start(self, values: State) -> State:
+        """The solver's own state before the first step."""
+        raise NotImplementedError
+
+    def step(
+        self,
+        differentiate: Differentiate,
+        learned: Mapping[str, Variable],
+        values: State,
+        state: State,
+        clock: Clock,
+    ) -> tuple[State, State, Tensor]:
+        """One iteration: new values, new state, and [loss, match] before it."""
+        raise NotImplementedError
+
+    def finished(self, state: State) -> bool:
+        """Whether further steps would change nothing."""
+        return False
+
+    def answer(self, values: State, state: State, losses: Tensor) -> tuple[State, Tensor]:
+        """What the run has found, with its [loss, match]: by default where it ended."""
+        return values, losses
+
+
+@dataclass(frozen=True, eq=False)
+class Clock:
+    """Where the run is, as tensors, so that a compiled step need not be compiled again.
+
+    Attributes:
+        scale: multiplier of all step sizes.
+        count: the iteration, counted from 1.
+    """
+
+    scale: Tensor
+    count: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam(Solver):
+    """Adam (Kingma and Ba 2015); AdamW with ``weight_decay`` (Loshchilov and Hutter 2019).
+
+    Attributes:
+        sign: follow only the sign of the images' gradient (IG, section 4).
+        look_ahead: regularise the images' gradient (FedLeak).
+    """
+
+    decay: Schedule | None = field(default_factory=StepDecay)
+    sign: bool = False
+    look_ahead: LookAhead | None = None
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    def start(self, values: State) -> State:
         """Empty moments."""
         return {
             f"{moment}/{name}": torch.zeros_like(value)
@@ -103,39 +167,63 @@ class Adam:
             for moment in ("first", "second")
         }
 
-    def move(
+    def step(
+        self,
+        differentiate: Differentiate,
+        learned: Mapping[str, Variable],
+        values: State,
+        state: State,
+        clock: Clock,
+    ) -> tuple[State, State, Tensor]:
+        """Move every variable at its own rate."""
+        if self.look_ahead is not None:
+            differentiate = self.look_ahead(differentiate)
+        gradients, losses = differentiate(values)
+        moved: State = {}
+        moments: State = {}
+        for name, variable in learned.items():
+            assert variable.lr is not None
+            lr = clock.scale * variable.lr
+            new, moment = self._move(name, values[name], gradients[name], state, lr, clock.count)
+            moved[name] = variable.project(new)
+            moments |= moment
+        return moved, moments, torch.stack(losses)
+
+    def _move(
         self, name: str, value: Tensor, gradient: Tensor, state: State, lr: Tensor, count: Tensor
     ) -> tuple[Tensor, State]:
-        """One variable's new value and moments; ``count`` is the iteration counted from 1."""
         if self.sign and name == "images":
             gradient = gradient.sign()
         first = torch.lerp(gradient, state[f"first/{name}"], self.betas[0])
         second = torch.lerp(gradient.square(), state[f"second/{name}"], self.betas[1])
         unbiased = first / (1 - self.betas[0] ** count)
         spread = (second / (1 - self.betas[1] ** count)).sqrt() + self.eps
-        moved = (value - lr * unbiased / spread).to(value.dtype)
+        kept = value * (1 - lr * self.weight_decay) if self.weight_decay else value
+        moved = (kept - lr * unbiased / spread).to(value.dtype)
         return moved, {f"first/{name}": first, f"second/{name}": second}
 
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """Where the loop ended.
+    """What the loop has found.
 
     Attributes:
         values: every variable, learned and constant.
         history: ``loss`` and ``match`` [iterations], each before the step it led to.
+        match: distance of the answer.
         seconds: time spent, including that before an interruption.
     """
 
     values: State
     history: dict[str, Tensor]
+    match: float
     seconds: float
 
 
 def solve(
     objective: Objective,
     variables: Mapping[str, Variable],
-    solver: Adam,
+    solver: Solver,
     *,
     on_progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
@@ -152,7 +240,6 @@ def solve(
     began = time.perf_counter()
     constants = {name: v.value for name, v in variables.items() if v.lr is None}
     learned = {name: v for name, v in variables.items() if v.lr is not None}
-    step = _make_step(objective, constants, learned, solver)
     values = {name: v.value for name, v in learned.items()}
     track = torch.zeros((solver.iterations, 2), device=values["images"].device)
     loop = Saved(values, solver.start(values), track, done=0, seconds=0.0)
@@ -160,12 +247,20 @@ def solve(
         loop = saved.to(track.device)
         began -= loop.seconds
     try:
-        for iteration in range(loop.done, solver.iterations):
-            scale = torch.tensor(solver.scale(iteration), device=track.device)
-            count = torch.tensor(iteration + 1.0, device=track.device)
-            values, state, losses = step(loop.values, loop.state, scale, count)
-            loop.track[iteration] = losses
-            loop = Saved(values, state, loop.track, iteration + 1, time.perf_counter() - began)
+        while loop.done < solver.iterations and not solver.finished(loop.state):
+            share = torch.tensor(loop.done / solver.iterations, device=track.device)
+            values, state, losses = solver.step(
+                _differentiation(objective, constants, share),
+                learned,
+                loop.values,
+                loop.state,
+                Clock(
+                    torch.tensor(solver.scale(loop.done), device=track.device),
+                    torch.tensor(loop.done + 1.0, device=track.device),
+                ),
+            )
+            loop.track[loop.done] = losses
+            loop = Saved(values, state, loop.track, loop.done + 1, time.perf_counter() - began)
             if on_progress is not None:
                 on_progress(loop.done, solver.iterations, losses[1])
             if checkpoint is not None and checkpoint.due():
@@ -174,33 +269,22 @@ def solve(
         if checkpoint is not None:
             checkpoint.save(loop)
         raise
-    loss, match = loop.track.cpu().unbind(1)
-    if not math.isfinite(loss[-1].item()):
+    if checkpoint is not None:
+        checkpoint.save(loop)
+    values, losses = solver.answer(loop.values, loop.state, loop.track[loop.done - 1])
+    if not losses.isfinite().all():
         raise LeakscopeError("the attack diverged (its loss is not finite): lower its lr")
-    return Solution({**constants, **loop.values}, {"loss": loss, "match": match}, loop.seconds)
+    loss, match = loop.track[: loop.done].cpu().unbind(1)
+    return Solution(
+        values={
+            **constants,
+            **{name: variable.project(values[name]) for name, variable in learned.items()},
+        },
+        history={"loss": loss, "match": match},
+        match=losses[1].item(),
+        seconds=loop.seconds,
+    )
 
 
-def _make_step(
-    objective: Objective,
-    constants: State,
-    learned: Mapping[str, Variable],
-    solver: Adam,
-) -> Callable[[State, State, Tensor, Tensor], tuple[State, State, Tensor]]:
-    """One iteration as a pure function of tensors: new values, new state, [loss, match]."""
-    differentiate = grad_and_value(lambda values: objective({**constants, **values}), has_aux=True)
-
-    def step(
-        values: State, state: State, scale: Tensor, count: Tensor
-    ) -> tuple[State, State, Tensor]:
-        gradients, losses = differentiate(values)
-        moved: State = {}
-        moments: State = {}
-        for name, variable in learned.items():
-            assert variable.lr is not None
-            lr = scale * variable.lr
-            new, moment = solver.move(name, values[name], gradients[name], state, lr, count)
-            moved[name] = variable.project(new)
-            moments |= moment
-        return moved, moments, torch.stack(losses)
-
-    return step
+def _differentiation(objective: Objective, constants: State, share: Tensor) -> Differentiate:
+    return grad_and_value(lambda values: objective({**constants, **values}, share), has_aux=True)

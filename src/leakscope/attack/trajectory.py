@@ -4,45 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
 from leakscope.attack.problem import Problem
 from leakscope.attack.solver import Variable
 from leakscope.errors import LeakscopeError
-from leakscope.update import State
+from leakscope.update import State, under
 
 
-class Trajectory(Protocol):
-    """Predicts the movement of the weights; may own learnable parameters."""
+class Trajectory:
+    """Base of all trajectories; may own learnable parameters, and penalise them."""
 
     def variables(self, problem: Problem) -> dict[str, Variable]:
         """The learnable parameters at their start, each with its rate and projection."""
-        ...
+        return {}
 
     def predict(self, problem: Problem, x: Tensor, y: Tensor, theta: Mapping[str, Tensor]) -> State:
-        """Movement of the weights, with the sign of a gradient.
+        """Movement of the weights as the mean gradient of a local step.
 
         Args:
             problem: the update under attack.
-            x: dummy images, normalised, [N, C, H, W].
+            x: dummy images, normalised, [N * copies, C, H, W].
             y: dummy labels [N], or class probabilities [N, classes].
             theta: current values of :meth:`variables`.
         """
-        ...
+        raise NotImplementedError
+
+    def penalty(
+        self, problem: Problem, x: Tensor, y: Tensor, theta: Mapping[str, Tensor]
+    ) -> Tensor:
+        """A scalar added to the objective; nothing by default."""
+        return x.new_zeros(())
+
+    def copies(self, problem: Problem) -> int:
+        """How many dummies stand for one image of the client."""
+        return 1
+
+    def merge(self, problem: Problem, x: Tensor) -> Tensor:
+        """The client's N images from all dummies [N * copies, C, H, W]."""
+        return x
 
 
 @dataclass(frozen=True)
-class Start:
+class Start(Trajectory):
     """``g(w0, x, y)``: one gradient at the weights the client received (DLG, IG).
 
-    Exact for one gradient or one local step; the further the client trains, the worse.
+    Exact for one gradient or one local step; the further the client trains, the worse. On
+    weights after several steps it is AGIC's one-batch approximation.
     """
-
-    def variables(self, problem: Problem) -> dict[str, Variable]:
-        """Nothing to learn."""
-        return {}
 
     def predict(self, problem: Problem, x: Tensor, y: Tensor, theta: Mapping[str, Tensor]) -> State:
         """The gradient at w0."""
@@ -50,7 +60,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Line:
+class Line(Trajectory):
     """``g(w(alpha), x, y)`` with ``w(alpha) = (1 - alpha) w0 + alpha wT`` (SME, algorithm 1).
 
     Attributes:
@@ -69,23 +79,100 @@ class Line:
 
     def variables(self, problem: Problem) -> dict[str, Variable]:
         """The place on the line, a scalar."""
-        if problem.after is None:
-            raise LeakscopeError(
-                "this attack needs the weights before and after, the update has one gradient: "
-                "use ig"
-            )
-        some = next(iter(problem.before.values()))
-        return {
-            "alpha": Variable(
-                some.new_tensor(self.alpha), lr=self.lr, project=lambda a: a.clamp(0, 1)
-            )
-        }
+        return {"alpha": _place(problem, self.alpha, self.lr)}
 
     def predict(self, problem: Problem, x: Tensor, y: Tensor, theta: Mapping[str, Tensor]) -> State:
         """The gradient at w(alpha)."""
-        assert problem.after is not None
-        weights = {
-            name: start.lerp(problem.after[name], theta["alpha"])
-            for name, start in problem.before.items()
-        }
+        end = both_ends(problem)[1]
+        weights = {n: start.lerp(end[n], theta["alpha"]) for n, start in problem.before.items()}
         return problem.gradient(weights, x, y)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bezier(Trajectory):
+    """``d * g(w(t), x, y)``, ``w(t) = (1-t)^2 w0 + 2t(1-t) P1 + t^2 wT`` (NL-SME, algorithm 1).
+
+    t, the control point P1 and the element-wise scaling d are learned; P1 and d are each as large
+    as the network. The paper gives no numbers for rates and penalties.
+
+    Attributes:
+        path: learn P1, which starts at the midpoint.
+        scaling: learn d, clipped to [0.1, 10], which starts at 1.
+        lr_t: step size for t, which starts at 0.5 and is clipped to [0, 1].
+        lr_path: step size for P1.
+        lr_scaling: step size for d.
+        keep_path: weight of ``|P1 - mid|^2``.
+        keep_scaling: weight of ``|d - 1|^2``.
+        classification: weight of the client's loss on the dummies at w(t).
+    """
+
+    path: bool = True
+    scaling: bool = True
+    lr_t: float
+    lr_path: float
+    lr_scaling: float
+    keep_path: float
+    keep_scaling: float
+    classification: float = 0.0
+
+    def variables(self, problem: Problem) -> dict[str, Variable]:
+        """t, and for every tensor its part of P1 and d."""
+        start, end = both_ends(problem)
+        found = {"t": _place(problem, 0.5, self.lr_t)}
+        if self.path:
+            for name, tensor in start.items():
+                found[f"path/{name}"] = Variable(tensor.lerp(end[name], 0.5), self.lr_path)
+        if self.scaling:
+            for name, tensor in start.items():
+                found[f"scaling/{name}"] = Variable(
+                    tensor.new_ones(tensor.shape), self.lr_scaling, lambda d: d.clamp(0.1, 10)
+                )
+        return found
+
+    def predict(self, problem: Problem, x: Tensor, y: Tensor, theta: Mapping[str, Tensor]) -> State:
+        """The gradient at w(t), scaled."""
+        gradient = problem.gradient(self._weights(problem, theta), x, y)
+        scaling = under(dict(theta), "scaling/")
+        return {n: g * scaling[n] for n, g in gradient.items()} if scaling else gradient
+
+    def penalty(
+        self, problem: Problem, x: Tensor, y: Tensor, theta: Mapping[str, Tensor]
+    ) -> Tensor:
+        """How far P1 and d have strayed, and the optional classification loss."""
+        start, end = both_ends(problem)
+        total = x.new_zeros(())
+        for name, point in under(dict(theta), "path/").items():
+            middle = start[name].lerp(end[name], 0.5)
+            total = total + self.keep_path * (point - middle).square().sum()
+        for scaling in under(dict(theta), "scaling/").values():
+            total = total + self.keep_scaling * (scaling - 1).square().sum()
+        if self.classification:
+            loss = problem.loss(self._weights(problem, theta), x, y)
+            total = total + self.classification * loss
+        return total
+
+    def _weights(self, problem: Problem, theta: Mapping[str, Tensor]) -> State:
+        (start, end), t = both_ends(problem), theta["t"]
+        middle = under(dict(theta), "path/") or {
+            name: tensor.lerp(end[name], 0.5) for name, tensor in start.items()
+        }
+        return {
+            name: (1 - t) ** 2 * start[name] + 2 * t * (1 - t) * middle[name] + t**2 * end[name]
+            for name in start
+        }
+
+
+def both_ends(problem: Problem) -> tuple[State, State]:
+    """w0 and wT, or a :class:`LeakscopeError` that says what to use instead."""
+    if problem.after is None:
+        raise LeakscopeError(
+            "this attack needs the weights before and after, the update has one gradient: use ig"
+        )
+    return problem.before, problem.after
+
+
+def _place(problem: Problem, start: float, lr: float) -> Variable:
+    """A learnable number in [0, 1] on the way between both weights."""
+    both_ends(problem)
+    some = next(iter(problem.before.values()))
+    return Variable(some.new_tensor(start), lr=lr, project=lambda place: place.clamp(0, 1))

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import ValidationError
+from torch import Tensor, nn
 
 from leakscope import models
+from leakscope.attack import joint
+from leakscope.attack.attack import Attack
+from leakscope.attack.closed_form import ClosedForm
+from leakscope.attack.reconstruction import Reconstruction
+from leakscope.attack.solver import Progress
 from leakscope.audit.complaints import complaints
 from leakscope.audit.evidence import Evidence, Provenance, count_parameters
 from leakscope.audit.run import Watch, prepare_folder
@@ -19,7 +26,7 @@ from leakscope.update import Protocol, Update
 
 
 def attack_captured(
-    path: Path,
+    paths: Sequence[Path],
     model_name: str,
     attack_name: str,
     out: Path,
@@ -32,10 +39,10 @@ def attack_captured(
     command: str,
     watch: Watch,
 ) -> tuple[Evidence, Provenance]:
-    """Attack the update at ``path`` and leave the reconstruction in ``out``.
+    """Attack the update at ``paths`` and leave the reconstruction in ``out``.
 
     Args:
-        path: of the update.
+        paths: of the update, or of several that the client made from the same examples.
         model_name: a built-in name or ``package.module:factory``.
         attack_name: of the recipe.
         out: folder for the results.
@@ -43,7 +50,7 @@ def attack_captured(
         labels: comma-separated labels the attacker knows, or ``None``.
         seed: of the random start.
         device: where to compute.
-        told: fields of the protocol that the user adds to what the file says.
+        told: fields of the protocol that the user adds to what the files say.
         command: for the report.
         watch: follows the work.
     """
@@ -51,42 +58,88 @@ def attack_captured(
         part = AttackPart(name=attack_name, options=options)
     except ValidationError as error:
         raise LeakscopeError("\n".join(complaints(error, AttackPart))) from None
-    update = Update.load(path)
-    update = Update(
-        before=update.before,
-        after=update.after,
-        gradient=update.gradient,
-        num_examples=update.num_examples,
-        protocol=complete(update.protocol, told),
-    )
-    protocol = update.protocol
+    updates = [_load(path, told) for path in paths]
+    protocol = updates[0].protocol
     protocol.need("input_shape", "classes")
     assert protocol.input_shape is not None
     assert protocol.classes is not None
     channels, height, _ = protocol.input_shape
     model = models.build(model_name, classes=protocol.classes, channels=channels, size=height)
     known = None if labels is None else torch.tensor(_numbers("labels", labels, int))
+    attack = part.build()
     prepare_folder(out)
     with watch(attack_name) as progress:
-        found = part.build().run(
-            model,
-            update,
-            labels=known,
-            seed=seed,
-            device=device,
-            on_progress=progress,
-            checkpoint=out / "attack.checkpoint",
-        )
+        if len(updates) == 1:
+            found = attack.run(
+                model,
+                updates[0],
+                labels=known,
+                seed=seed,
+                device=device,
+                on_progress=progress,
+                checkpoint=out / "attack.checkpoint",
+            )
+        else:
+            found = _together(attack, model, updates, known, seed, device, progress)
     found.save(out / "reconstruction.safetensors")
-    shares = "weights" if update.gradient is None else "gradient"
+    shares = "weights" if updates[0].gradient is None else "gradient"
     provenance = Provenance(
-        title=f"{attack_name} on {path.name}",
-        data=f"SHA-256 {update.fingerprint()[:16]}",
+        title=f"{attack_name} on {' and '.join(path.name for path in paths)}",
+        data="SHA-256 " + ", ".join(update.fingerprint()[:16] for update in updates),
         command=command,
         model=model_name,
         parameters=count_parameters(model),
     )
     return Evidence(attack_name, 0, protocol, shares, found), provenance
+
+
+def recipe_options(settings: Sequence[str], iterations: int | None) -> dict[str, Any]:
+    """Options of a recipe from ``NAME=VALUE`` on the command line."""
+    options: dict[str, Any] = {} if iterations is None else {"iterations": iterations}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not name:
+            raise LeakscopeError(f"--option {setting!r}: write it as NAME=VALUE, such as tv=0.001")
+        options[name.strip()] = value.strip()
+    return options
+
+
+def _load(path: Path, told: dict[str, Any]) -> Update:
+    """The update at ``path`` with what the user adds to its protocol."""
+    update = Update.load(path)
+    return Update(
+        before=update.before,
+        after=update.after,
+        gradient=update.gradient,
+        num_examples=update.num_examples,
+        protocol=complete(update.protocol, told),
+    )
+
+
+def _together(
+    attack: Attack | ClosedForm,
+    model: nn.Module,
+    updates: list[Update],
+    known: Tensor | None,
+    seed: int,
+    device: str | None,
+    progress: Progress | None,
+) -> Reconstruction:
+    """All updates at once: which of their images are the same is found out on the way."""
+    if not isinstance(attack, Attack):
+        raise LeakscopeError("the closed form takes one update: give one file")
+    told = None if known is None else [[known]] * len(updates)
+    rehearsal = max(1, attack.solver.iterations // 5)  # AGIC: 2,000 of 10,000
+    return joint.reconstruct(
+        attack,
+        model,
+        [[update] for update in updates],
+        labels=told,
+        rehearsal=rehearsal,
+        seed=seed,
+        device=device,
+        on_progress=progress,
+    ).found
 
 
 def complete(protocol: Protocol, told: dict[str, Any]) -> Protocol:

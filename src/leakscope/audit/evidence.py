@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import leakscope
 from leakscope.attack.reconstruction import Reconstruction
-from leakscope.measure import Finding
+from leakscope.measure import Finding, Straightness
 from leakscope.update import Protocol
 
 
@@ -40,6 +40,8 @@ class Evidence:
         found: the reconstruction.
         truth: the client's data, or ``None`` for a captured update.
         finding: the measurement, present exactly when the truth is.
+        straightness: of the client's path, if it was simulated and sent weights; the same for
+            every attack on it.
     """
 
     attack: str
@@ -49,6 +51,7 @@ class Evidence:
     found: Reconstruction
     truth: Truth | None = None
     finding: Finding | None = None
+    straightness: Straightness | None = None
 
 
 def _versions() -> dict[str, str]:

@@ -7,12 +7,13 @@ import hashlib
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 import leakscope
@@ -26,7 +27,7 @@ from leakscope.data import Dataset
 from leakscope.errors import LeakscopeError
 from leakscope.federated import Client, by_writer, dirichlet, federate, iid
 from leakscope.federated.local import behaviour
-from leakscope.measure import check_measurable, measure, signal_free
+from leakscope.measure import Straightness, check_measurable, measure, signal_free, straightness
 from leakscope.update import Update, digest
 
 Watch = Callable[[str], AbstractContextManager[Progress | None]]
@@ -67,8 +68,10 @@ def run(
     evidence = []
     for number, indices in enumerate(chosen):
         truth = Truth(dataset.images[indices], dataset.labels[indices])
-        update = stage.update(truth, number)
-        evidence += [stage.trial(part, update, truth, number) for part in scenario.attacks]
+        client, path = stage.client(truth, number)
+        update, straight = stage.update(client, path), stage.straightness(client, path, number)
+        trials = [stage.trial(part, update, truth, number) for part in scenario.attacks]
+        evidence += [replace(trial, straightness=straight) for trial in trials]
     provenance = Provenance(
         title=scenario.name,
         command=command,
@@ -154,9 +157,14 @@ def _at_round(
             rounds=part.rounds,
             participation=part.participation,
             seed=scenario.seed,
-            on_round=None if progress is None else lambda done, total: progress(done, total, None),
+            on_round=_without_match(progress),
             **_training(part),
         )
+
+
+def _without_match(progress: Progress | None) -> Callable[[int, int], None] | None:
+    """A callback for work that is no attack, and so has no match to show."""
+    return None if progress is None else lambda done, total: progress(done, total, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,19 +182,36 @@ class _Stage:
         """What the network computes, for the keys of everything that depends on it."""
         return behaviour(self.model, self.pool.shape)
 
-    def update(self, truth: Truth, number: int) -> Update:
-        """The client's update, from disk if the same client left it there before."""
+    def client(self, truth: Truth, number: int) -> tuple[Client, Path]:
+        """The client, and the file for its update."""
         part, seed = self.scenario.client, self.scenario.seed + number
         known = {"images": truth.images, "labels": truth.labels}
         key = digest(known, f"{leakscope.__version__} {self.network} {part!r} {seed}")
         path = self.out / "clients" / f"{number:03d}-{key[:12]}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        client = Client(self.model, truth.images, truth.labels, seed=seed, **_training(part))
+        return client, path
+
+    def update(self, client: Client, path: Path) -> Update:
+        """The client's update, from disk if the same client left it there before."""
         with contextlib.suppress(LeakscopeError):  # not there, or damaged: train again
             return Update.load(path)
-        client = Client(self.model, truth.images, truth.labels, seed=seed, **_training(part))
-        update = client.gradient() if part.shares == "gradient" else client.train()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        shares = self.scenario.client.shares
+        update = client.gradient() if shares == "gradient" else client.train()
         update.save(path)
         return update
+
+    def straightness(self, client: Client, path: Path, number: int) -> Straightness | None:
+        """Of the client's path, from disk if it was measured before; one gradient has none."""
+        if self.scenario.client.shares == "gradient":
+            return None
+        path = path.with_suffix(".json")
+        with contextlib.suppress(OSError, ValidationError):  # not there, or damaged: measure again
+            return Straightness.model_validate_json(path.read_bytes())
+        with self.watch(f"path, client {number}") as progress:
+            measured = straightness(client, _without_match(progress))
+        path.write_text(measured.model_dump_json(indent=2), encoding="utf-8")
+        return measured
 
     def trial(self, part: AttackPart, update: Update, truth: Truth, number: int) -> Evidence:
         """One attack on one client, its baseline, and the measurement of both."""

@@ -22,6 +22,7 @@ from pydantic import (
 
 from leakscope import data, models
 from leakscope.attack.attack import Attack
+from leakscope.attack.closed_form import ClosedForm
 from leakscope.attack.papers import RECIPES
 from leakscope.audit.complaints import complaints
 from leakscope.data.constants import CONSTANTS
@@ -172,7 +173,7 @@ class AttackPart(_Part):
         object.__setattr__(self, "label", self.label or self.name)
         return self
 
-    def build(self) -> Attack:
+    def build(self) -> Attack | ClosedForm:
         """The recipe with these options."""
         return RECIPES[self.name](**self.options)
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from leakscope.data import cifar, embedded, folder, idx, leaf, npz
+from leakscope.data import cifar, embedded, folder, idx, leaf, npz, text
 from leakscope.data.constants import normalization
 from leakscope.data.dataset import Dataset
 from leakscope.errors import LeakscopeError, unknown
 
-__all__ = ["Dataset", "describe", "load", "names", "normalization"]
+__all__ = ["Dataset", "describe", "load", "names", "normalization", "text"]
 
 
 @dataclass(frozen=True)

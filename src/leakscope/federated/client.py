@@ -14,9 +14,9 @@ from leakscope.data import normalization
 from leakscope.errors import LeakscopeError
 from leakscope.federated.local import (
     check_batch,
-    count_classes,
     loss_of,
     normalized,
+    output_shape,
     set_mode,
     snapshot,
     train_locally,
@@ -32,7 +32,7 @@ class Client:
     Args:
         model: any ``nn.Module`` that maps images [N, C, H, W] to logits [N, classes].
         images: float [N, C, H, W] in [0, 1].
-        labels: integers [N].
+        labels: integers [N], or [N, ...] for a network with several answers per example.
         epochs: passes over the data.
         batch_size: examples a step; all of them if not given.
         lr: step size.
@@ -58,7 +58,7 @@ class Client:
         seed: int = 0,
         **settings: Any,
     ) -> None:
-        _check_examples(images, labels)
+        _check_images(images)
         first = next(model.parameters(), None)
         if first is None:
             raise LeakscopeError("model has no parameters: nothing could be trained")
@@ -67,7 +67,8 @@ class Client:
         self.labels = labels.to(first.device, torch.int64)
         self.seed = seed
         channels = images.shape[1]
-        classes = count_classes(model, self.images[:2])
+        classes, *places = output_shape(model, self.images[:2])
+        _check_labels(labels, (len(images), *places))
         if labels.min() < 0 or labels.max() >= classes:
             raise LeakscopeError(
                 f"labels span {labels.min().item()}..{labels.max().item()} "
@@ -142,21 +143,24 @@ def resolve_normalization(normalize: str | Normalization | None, channels: int) 
     return tuple(mean), tuple(std)
 
 
-def _check_examples(images: Tensor, labels: Tensor) -> None:
+def _check_images(images: Tensor) -> None:
     if images.ndim != 4 or not images.is_floating_point():
         raise LeakscopeError(
             f"images must be float [N, C, H, W] in [0, 1], not {images.dtype} {tuple(images.shape)}"
         )
     if len(images) == 0:
         raise LeakscopeError("images is empty: a client needs at least one example")
-    if labels.shape != images.shape[:1] or labels.is_floating_point():
-        raise LeakscopeError(
-            f"labels must be {len(images)} integers, one per image, "
-            f"not {labels.dtype} {tuple(labels.shape)}"
-        )
     low, high = images.min().item(), images.max().item()
     if not 0 <= low <= high <= 1:
         raise LeakscopeError(
             f"images span [{low:.3g}, {high:.3g}]: give pixels in [0, 1], "
             "and the normalisation by normalize="
+        )
+
+
+def _check_labels(labels: Tensor, expected: tuple[int, ...]) -> None:
+    if labels.shape != expected or labels.is_floating_point():
+        raise LeakscopeError(
+            f"labels must be {' x '.join(map(str, expected))} integers, one per image, "
+            f"not {labels.dtype} {tuple(labels.shape)}"
         )

@@ -46,8 +46,12 @@ def set_mode(model: nn.Module, protocol: Protocol) -> None:
                 module.train()
 
 
-def count_classes(model: nn.Module, images: Tensor) -> int:
-    """Outputs of ``model``, tried on ``images`` [N, C, H, W] in eval mode."""
+def output_shape(model: nn.Module, images: Tensor) -> tuple[int, ...]:
+    """(classes, ...) of the answer of ``model`` to one of ``images`` [N, C, H, W], in eval mode.
+
+    A network that answers once per example has only classes; one that answers at several places,
+    as a language model does for every word, has their number behind.
+    """
     probe = copy.deepcopy(model).eval()
     try:
         with torch.no_grad():
@@ -57,9 +61,9 @@ def count_classes(model: nn.Module, images: Tensor) -> int:
             f"model does not take images of shape {tuple(images.shape[1:])}: "
             f"{' '.join(str(error).split()) or type(error).__name__}"
         ) from None
-    if not isinstance(logits, Tensor) or logits.shape[:-1] != images.shape[:1]:
+    if not isinstance(logits, Tensor) or logits.shape[:1] != images.shape[:1] or logits.ndim < 2:
         raise LeakscopeError("model must return logits [N, classes]")
-    return int(logits.shape[1])
+    return tuple(logits.shape[1:])
 
 
 def behaviour(model: nn.Module, shape: tuple[int, ...]) -> str:

@@ -4,7 +4,10 @@ from leakscope.measure.baseline import signal_free
 from leakscope.measure.finding import RECOGNISABLE_DB, Finding, Scores, measure
 from leakscope.measure.identity import Identification, reidentify
 from leakscope.measure.image import ImageScores, check_measurable, images, label_accuracy
+from leakscope.measure.matching import matching_rate
 from leakscope.measure.statistics import Interval, interval
+from leakscope.measure.text import TextScores, sentences
+from leakscope.measure.trajectory import Straightness, straightness
 
 __all__ = [
     "RECOGNISABLE_DB",
@@ -13,11 +16,16 @@ __all__ = [
     "ImageScores",
     "Interval",
     "Scores",
+    "Straightness",
+    "TextScores",
     "check_measurable",
     "images",
     "interval",
     "label_accuracy",
+    "matching_rate",
     "measure",
     "reidentify",
+    "sentences",
     "signal_free",
+    "straightness",
 ]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import nn
 
 from leakscope.errors import LeakscopeError, unknown
-from leakscope.models import user
+from leakscope.models import text, user
 from leakscope.models.factory import arguments, seeded
 from leakscope.models.registry import REGISTRY, Entry
 
-__all__ = ["build", "describe", "names"]
+__all__ = ["build", "describe", "names", "text"]
 
 
 def build(

@@ -15,6 +15,7 @@ from leakscope.models.mlp import mlp
 from leakscope.models.resnet import (
     BasicBlock,
     Bottleneck,
+    SigmoidBlock,
     imagenet_stem,
     resnet,
     resnet8,
@@ -105,6 +106,12 @@ REGISTRY: dict[str, Entry] = {
         )
         for name, build in _RESNETS.items()
     },
+    "resnet18-sigmoid": Entry(
+        partial(resnet, SigmoidBlock, (2, 2, 2, 2), 64, partial(small_stem, activation=nn.Sigmoid)),
+        3,
+        32,
+        "resnet18-small with sigmoid; SAPAG section VI-A, which has stride 1 throughout",
+    ),
     "vit-a": Entry(
         partial(VitA, _PATCH),
         1,

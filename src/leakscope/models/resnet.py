@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -23,6 +25,7 @@ class BasicBlock(nn.Module):
     """
 
     expansion = 1
+    activation: ClassVar[Callable[..., Tensor]] = staticmethod(functional.relu)
 
     def __init__(self, width_in: int, width: int, stride: int) -> None:
         super().__init__()
@@ -34,9 +37,15 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Add the block's change to its shortcut."""
-        out = functional.relu(self.bn1(self.conv1(x)))
+        out = self.activation(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
-        return functional.relu(out + self.downsample(x))
+        return self.activation(out + self.downsample(x))
+
+
+class SigmoidBlock(BasicBlock):
+    """The basic block with sigmoid, whose second derivative is not zero (SAPAG, section VI-A)."""
+
+    activation = staticmethod(torch.sigmoid)
 
 
 class Bottleneck(nn.Module):
@@ -76,12 +85,12 @@ def imagenet_stem(channels: int, width: int) -> Layers:
     )
 
 
-def small_stem(channels: int, width: int) -> Layers:
+def small_stem(channels: int, width: int, activation: Callable[[], nn.Module] = nn.ReLU) -> Layers:
     """3x3 stride 1, for small images: [N, channels, H, W] -> [N, width, H, W]."""
     return Layers(
         conv1=nn.Conv2d(channels, width, 3, padding=1, bias=False),
         bn1=nn.BatchNorm2d(width),
-        relu=nn.ReLU(),
+        activation=activation(),
     )
 
 

@@ -10,7 +10,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import matplotlib
@@ -18,10 +18,10 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 from numpy.typing import NDArray
 
-from leakscope.measure import RECOGNISABLE_DB
+from leakscope.measure import RECOGNISABLE_DB, Straightness
 from leakscope.report.grouping import AttackEvidence
 
 SERIES = 5
@@ -92,8 +92,75 @@ def psnr_strip(attacks: Sequence[AttackEvidence]) -> Markup:
         return _inline(figure, "PSNR of every image for each attack and its baseline.")
 
 
+def agreement(paths: Mapping[int, Straightness]) -> Markup:
+    """Cosine of the update with one gradient along the line, the best place of each client marked.
+
+    Args:
+        paths: by client.
+    """
+    with _style("agreement"):
+        figure, axes = _canvas(height=_HEIGHT)
+        for number, (client, path) in enumerate(paths.items()):
+            _client_line(axes, path.alphas, path.cosines, number, client)
+            axes.plot(path.best_alpha, path.best_cosine, "o", color=_colour(number), clip_on=False)
+        axes.xaxis.set_major_formatter(PercentFormatter(1))
+        axes.set(xlabel="Way from the received to the returned weights", ylabel="Agreement")
+        axes.set_xlim(0, 1)
+        _up_to_one(axes, min(min(path.cosines) for path in paths.values()))
+        _legend(figure, paths)
+        return _inline(figure, "Agreement of one step with all steps along the way.")
+
+
+def flatness(paths: Mapping[int, Straightness]) -> Markup:
+    """Share of the gradient in the best plane against the local step.
+
+    Args:
+        paths: by client.
+    """
+    with _style("flatness"):
+        figure, axes = _canvas(height=_HEIGHT)
+        for number, (client, path) in enumerate(paths.items()):
+            steps = [step + 1 for step in path.steps]
+            _client_line(axes, steps, path.plane_shares, number, client)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+        axes.set_xlim(0, max(path.total_steps for path in paths.values()) + 1)
+        _up_to_one(axes, min(path.least_plane_share for path in paths.values()))
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axes.set(xlabel="Local step", ylabel="Share in the plane")
+        _legend(figure, paths)
+        return _inline(figure, "Share of the gradient in one plane at each local step.")
+
+
+def _client_line(
+    axes: Axes, x: Sequence[float], y: Sequence[float], number: int, client: int
+) -> None:
+    """One client's curve; a single point would be no line, so it is a dot."""
+    axes.plot(
+        x,
+        y,
+        color=_colour(number),
+        linestyle=_DASHES[number // SERIES % len(_DASHES)],
+        marker="o" if len(x) == 1 else None,
+        linewidth=1.6,
+        label=f"client {client}",
+    )
+
+
+def _up_to_one(axes: Axes, lowest: float) -> None:
+    """The same scale for both charts of a path, so that what hardly falls looks flat."""
+    bottom = min(0.5, math.floor(10 * lowest) / 10)
+    axes.set_ylim(bottom, 1 + 0.03 * (1 - bottom))
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+
+
+def _legend(figure: Figure, paths: Mapping[int, Straightness]) -> None:
+    """Names for a few lines; one needs none, and many would fill the chart."""
+    if 1 < len(paths) <= SERIES:
+        figure.legend(loc="outside upper left", ncols=3, frameon=False)
+
+
 def _style(salt: str) -> AbstractContextManager[None]:
-    """Settings for both charts; ``salt`` makes their element ids repeatable and distinct."""
+    """Settings for all charts; ``salt`` makes their element ids repeatable and distinct."""
     return matplotlib.rc_context(
         {
             "svg.fonttype": "none",

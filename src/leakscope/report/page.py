@@ -39,15 +39,20 @@ def render(evidence: Sequence[Evidence], provenance: Provenance) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    paths = {run.client: run.straightness for run in evidence if run.straightness is not None}
+    paths = dict(sorted(paths.items()))
     galleries = [exhibits(attack, provenance.class_names) for attack in attacks]
     return environment.get_template("report.html.jinja").render(
+        agreement=charts.agreement(paths) if paths else None,
         attacks=attacks,
         clearest=clearest(galleries[0]),
         clients=sorted({run.client for run in evidence}),
         convergence=charts.convergence(attacks),
         facts=facts(attacks, provenance),
+        flatness=charts.flatness(paths) if paths else None,
         galleries=galleries,
         measured=bool(measured),
+        paths=paths,
         provenance=provenance,
         psnr_strip=charts.psnr_strip(measured) if measured else None,
         recognisable=RECOGNISABLE_DB,

@@ -1,0 +1,61 @@
+"""How much of a sentence can be read out of one gradient of a language model?
+
+    python examples/text.py [FILE [LINE]]
+
+FILE is a text file with a sentence in every line (what follows a tab is ignored); LINE counts
+those that have 15 words. Without it, three sentences are built in. Takes a minute or two.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import leakscope as ls
+from leakscope import measure, papers
+from leakscope.attack.attack import Attack
+from leakscope.data.text import Vocabulary, read
+from leakscope.models import text
+
+SENTENCES = [
+    "the patient in room seven was told on monday that her new treatment has failed",
+    "please send the contract to my lawyer before noon , and do not copy our partners",
+    "we will meet behind the old station at nine ; bring both keys and some money",
+]
+POOL = 100
+"""So many sentences of FILE, LINE among them, make the vocabulary."""
+
+ITERATIONS = 500
+
+
+def main() -> None:
+    """Attack the gradient of one sentence in several ways and print what each one reads."""
+    line = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    sentences = read(sys.argv[1])[line : line + POOL] if len(sys.argv) > 1 else SENTENCES
+    vocabulary = Vocabulary.of(sentences)
+    truth = vocabulary.encode(sentences[:1])
+
+    # What happens at the client: the server sees the update, nothing else.
+    model = text.build(len(vocabulary))
+    labels = vocabulary.next_words(truth)
+    update = ls.Client(model, model.embed(truth), labels, normalize=text.NORMALIZE).gradient()
+
+    def show(name: str, attack: Attack, update: ls.Update) -> None:
+        tokens = model.tokens(attack.run(model, update).images)
+        scores = measure.sentences(tokens, truth)
+        print(f"{name:9} {scores.token_accuracy:8.0%} {scores.word_recall:8.0%}", end="  ")
+        print(*vocabulary.decode(tokens), flush=True)
+
+    print(f"one sentence of {truth.shape[1]} words, a vocabulary of {len(vocabulary)}")
+    print(f"{'':9} {'in place':>8} {'anywhere':>8}")
+    print(f"{'truth':9} {'':8} {'':8}  {vocabulary.decode(truth)[0]}")
+    sapag = papers.sapag_adamw(ITERATIONS, lr=0.1)
+    show("SAPAG", sapag, update)
+    show("DLG", papers.dlg_adam(ITERATIONS), update)
+    show("no update", sapag, measure.signal_free(update))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ls.LeakscopeError as error:
+        sys.exit(str(error))

@@ -1,0 +1,132 @@
+"""L-BFGS, the solver of DLG and of SAPAG on small networks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from leakscope.attack.solver import Clock, Differentiate, Solver, Variable
+from leakscope.update import State
+
+
+@dataclass(frozen=True, kw_only=True)
+class LBFGS(Solver):
+    """Limited-memory BFGS without a line search, step for step that of ``torch.optim``.
+
+    All variables move together. An iteration is ``inner`` evaluations; variables are projected
+    after it, so a projection that bites spoils the memory of curvature. Without a line search a
+    run may diverge: its answer is the best point it has seen.
+
+    Attributes:
+        inner: evaluations of the objective per iteration.
+        memory: pairs of steps and gradient changes kept.
+    """
+
+    lr: float = 1.0
+    inner: int = 20
+    memory: int = 100
+
+    def start(self, values: State) -> State:
+        """An empty memory."""
+        flat = _flat(values, values)
+        empty = flat.new_zeros((0, len(flat)))
+        return {
+            "steps": empty,
+            "changes": empty,
+            "step": torch.zeros_like(flat),
+            "gradient": torch.zeros_like(flat),
+            "curvature": flat.new_ones(()),
+            "begun": flat.new_zeros(()),
+            "finished": flat.new_zeros(()),
+            "best": flat,
+            "best_losses": flat.new_full((2,), torch.inf),
+        }
+
+    def finished(self, state: State) -> bool:
+        """Whether the gradient vanished or no direction descends."""
+        return bool(state["finished"])
+
+    def answer(self, values: State, state: State, losses: Tensor) -> tuple[State, Tensor]:
+        """The best point seen; the last one has not even been evaluated."""
+        offset = state["best"] - _flat(values, values)
+        return _moved(values, offset), state["best_losses"]
+
+    def step(
+        self,
+        differentiate: Differentiate,
+        learned: Mapping[str, Variable],
+        values: State,
+        state: State,
+        clock: Clock,
+    ) -> tuple[State, State, Tensor]:
+        """``inner`` evaluations, each followed by a step."""
+        first_losses: Tensor | None = None
+        for _ in range(self.inner):
+            gradients, pair = differentiate(values)
+            losses = torch.stack(pair)
+            first_losses = losses if first_losses is None else first_losses
+            if losses[0] < state["best_losses"][0]:
+                state = {**state, "best": _flat(values, values), "best_losses": losses}
+            state = self._remember(_flat(gradients, values), state)
+            if self.finished(state):
+                break
+            lr = self.lr * clock.scale
+            if not state["begun"]:
+                lr = lr * (1 / state["gradient"].abs().sum()).clamp_max(1)
+            direction = self._direction(state)
+            if not state["gradient"] @ direction < -1e-9:
+                state = {**state, "finished": torch.ones_like(state["finished"])}
+                break
+            moved = lr * direction
+            state = {**state, "step": moved, "begun": torch.ones_like(state["begun"])}
+            values = _moved(values, moved)
+        projected = {name: v.project(values[name]) for name, v in learned.items()}
+        assert first_losses is not None
+        return projected, state, first_losses
+
+    def _remember(self, gradient: Tensor, state: State) -> State:
+        """Add the last step and the change of the gradient it made to the memory."""
+        state = dict(state)
+        if state["begun"]:
+            change, step = gradient - state["gradient"], state["step"]
+            bend = change @ step
+            if bend > 1e-10:
+                state["steps"] = torch.cat([state["steps"], step[None]])[-self.memory :]
+                state["changes"] = torch.cat([state["changes"], change[None]])[-self.memory :]
+                state["curvature"] = bend / (change @ change)
+        state["gradient"] = gradient
+        state["finished"] = (~(gradient.abs().max() > 1e-7)).to(gradient)  # also when not a number
+        return state
+
+    def _direction(self, state: State) -> Tensor:
+        """Minus the inverse Hessian of the memory times the gradient (two-loop recursion)."""
+        steps, changes = state["steps"], state["changes"]
+        weights = 1 / (steps * changes).sum(1)
+        direction = -state["gradient"]
+        factors = []
+        for step, change, weight in zip(
+            reversed(steps), reversed(changes), reversed(weights), strict=True
+        ):
+            factors.append(weight * (step @ direction))
+            direction = direction - factors[-1] * change
+        direction = direction * state["curvature"]
+        for step, change, weight, factor in zip(
+            steps, changes, weights, reversed(factors), strict=True
+        ):
+            direction = direction + step * (factor - weight * (change @ direction))
+        return direction
+
+
+def _flat(tensors: State, order: State) -> Tensor:
+    return torch.cat([tensors[name].flatten() for name in order])
+
+
+def _moved(values: State, step: Tensor) -> State:
+    pieces = step.split([value.numel() for value in values.values()])
+    return {
+        name: value + piece.view_as(value)
+        for (name, value), piece in zip(values.items(), pieces, strict=True)
+    }

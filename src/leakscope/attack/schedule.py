@@ -1,0 +1,51 @@
+"""How step sizes change over a run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Schedule(Protocol):
+    """Scales all step sizes as the run goes on."""
+
+    def __call__(self, iteration: int, total: int) -> float:
+        """The multiplier in ``iteration``, counted from 0."""
+        ...
+
+
+@dataclass(frozen=True)
+class StepDecay:
+    """Multiply the step size by ``factor`` at each of the given shares of the run.
+
+    The defaults are IG's (appendix C), also used by SME.
+    """
+
+    factor: float = 0.1
+    at: tuple[float, ...] = (3 / 8, 5 / 8, 7 / 8)
+
+    def __call__(self, iteration: int, total: int) -> float:
+        """``factor`` to the power of the milestones passed."""
+        return self.factor ** sum(iteration / total >= milestone for milestone in self.at)
+
+
+@dataclass(frozen=True)
+class ExponentialDecay:
+    """``factor ** (iteration / every)``, the schedule of DLFA."""
+
+    factor: float
+    every: int
+
+    def __call__(self, iteration: int, total: int) -> float:
+        """The multiplier, whatever the length of the run."""
+        return float(self.factor ** (iteration / self.every))
+
+
+@dataclass(frozen=True)
+class CosineDecay:
+    """Half a cosine from 1 to 0 over the run (FedLeak)."""
+
+    def __call__(self, iteration: int, total: int) -> float:
+        """The multiplier."""
+        return 0.5 * (1 + math.cos(math.pi * iteration / total))

@@ -1,0 +1,172 @@
+"""The client's local training, unrolled and differentiated through."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+from torch.func import vjp
+
+from leakscope.attack.problem import Problem
+from leakscope.attack.trajectory import Trajectory, both_ends
+from leakscope.update import Protocol, State
+
+
+@dataclass(frozen=True)
+class Simulation(Trajectory):
+    """Replays every local step on the dummy data with the client's own optimiser.
+
+    IG's form (appendix B.1) goes over the same dummies in the same batches in every epoch. With
+    ``per_epoch`` each epoch has dummies of its own (DLFA), since the client shuffles.
+
+    Time grows with the number of steps T. Memory grows with its square root: the steps are cut
+    into about sqrt(T) segments, and the inside of a segment is computed again on the way back.
+    """
+
+    per_epoch: bool = False
+
+    def copies(self, problem: Problem) -> int:
+        """One dummy per image, or one per image and epoch."""
+        both_ends(problem)
+        problem.protocol.need("lr", "epochs", "batch_size", "optimizer")
+        assert problem.protocol.epochs is not None
+        return problem.protocol.epochs if self.per_epoch else 1
+
+    def merge(self, problem: Problem, x: Tensor) -> Tensor:
+        """Pair every epoch's dummies with those of the first by PSNR, and average."""
+        epochs = x.unflatten(0, (-1, problem.num_examples))
+        paired = [epochs[0]]
+        for epoch in epochs[1:]:
+            gaps = (problem.pixels(epochs[0])[:, None] - problem.pixels(epoch)).square()
+            loss = gaps.flatten(2).mean(2).clamp_min(1e-12).log10()
+            paired.append(epoch[torch.as_tensor(linear_sum_assignment(loss.cpu().numpy())[1])])
+        return torch.stack(paired).mean(0)
+
+    def predict(self, problem: Problem, x: Tensor, y: Tensor, theta: Mapping[str, Tensor]) -> State:
+        """``(w0 - wT) / (eta T)`` of the replay."""
+        protocol = problem.protocol
+        assert protocol.lr is not None
+        batches = self._batches(problem)
+        size = math.isqrt(len(batches) - 1) + 1
+        segments = [batches[i : i + size] for i in range(0, len(batches), size)]
+        names = list(problem.before)
+        flow = [*problem.before.values(), *_fresh(protocol, problem.before)]
+        # Labels that are learned get a gradient, integers are constants.
+        data = [x, y] if y.is_floating_point() else [x]
+        done = 0
+        for segment in segments:
+            run = partial(_train, problem, names, segment, done, y)
+            flow = list(_Segment.apply(run, len(data), *data, *flow))  # type: ignore[no-untyped-call]
+            done += len(segment)
+        scale = protocol.lr * len(batches)
+        ends = zip(names, flow, strict=False)
+        return {name: (problem.before[name] - end) / scale for name, end in ends}
+
+    def _batches(self, problem: Problem) -> list[tuple[Tensor, Tensor]]:
+        """For every local step, which dummies and which labels it uses."""
+        protocol, count = problem.protocol, problem.num_examples
+        assert protocol.epochs is not None
+        assert protocol.batch_size is not None
+        order = torch.arange(count, device=problem.low.device)
+        return [
+            (batch + epoch * count * self.per_epoch, batch)
+            for epoch in range(protocol.epochs)
+            for batch in order.split(protocol.batch_size)
+        ]
+
+
+class _Segment(torch.autograd.Function):
+    """Some steps whose inside is not stored but computed again for the derivative."""
+
+    @staticmethod
+    def forward(run: Callable[..., Any], count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(run(tensors[:count], tensors[count:]))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.run, ctx.count = inputs[:2]
+        ctx.save_for_backward(*inputs[2:])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+            return tuple(ctx.run(tensors[: ctx.count], tensors[ctx.count :]))
+
+        # No derivative of this derivative is wanted: recording it would store all segments.
+        with torch.no_grad():
+            pull_back = vjp(run, *ctx.saved_tensors)[1]
+            return (None, None, *pull_back(cotangents))
+
+
+def _train(
+    problem: Problem,
+    names: list[str],
+    batches: list[tuple[Tensor, Tensor]],
+    done: int,
+    labels: Tensor,
+    data: tuple[Tensor, ...],
+    flow: tuple[Tensor, ...],
+) -> list[Tensor]:
+    """The weights and the optimiser's buffers after some steps from those before."""
+    x, y = data[0], data[1] if len(data) > 1 else labels
+    weights = dict(zip(names, flow, strict=False))
+    rest = list(flow[len(names) :])
+    buffers = [
+        dict(zip(names, rest[i : i + len(names)], strict=True))
+        for i in range(0, len(rest), len(names))
+    ]
+    for number, (which, whose) in enumerate(batches, start=done + 1):
+        gradient = problem.gradient(weights, x[which], y[whose])
+        weights, buffers = _step(problem.protocol, weights, gradient, buffers, number)
+    return [*weights.values(), *(t for buffer in buffers for t in buffer.values())]
+
+
+def _fresh(protocol: Protocol, weights: State) -> list[Tensor]:
+    """The optimiser's buffers before the first step, one after another."""
+    count = 2 if protocol.optimizer != "sgd" else int(protocol.momentum > 0)
+    return [torch.zeros_like(tensor) for _ in range(count) for tensor in weights.values()]
+
+
+def _step(
+    protocol: Protocol, weights: State, gradient: State, buffers: list[State], number: int
+) -> tuple[State, list[State]]:
+    """One step of the client's optimiser, as ``torch.optim`` does it, without side effects.
+
+    ``gradient`` already contains coupled weight decay; ``number`` counts from 1.
+    """
+    assert protocol.lr is not None
+    lr = protocol.lr
+    if protocol.optimizer != "sgd":
+        return _adam_step(protocol, lr, weights, gradient, buffers, number)
+    move = gradient
+    if buffers:
+        speed = {n: protocol.momentum * buffers[0][n] + g for n, g in gradient.items()}
+        nesterov = {n: g + protocol.momentum * speed[n] for n, g in gradient.items()}
+        move, buffers = (nesterov if protocol.nesterov else speed), [speed]
+    return {n: w - lr * move[n] for n, w in weights.items()}, buffers
+
+
+def _adam_step(
+    protocol: Protocol,
+    lr: float,
+    weights: State,
+    gradient: State,
+    buffers: list[State],
+    number: int,
+) -> tuple[State, list[State]]:
+    (b1, b2), (first, second) = protocol.betas, buffers
+    first = {n: b1 * first[n] + (1 - b1) * g for n, g in gradient.items()}
+    second = {n: b2 * second[n] + (1 - b2) * g.square() for n, g in gradient.items()}
+    decay = protocol.weight_decay * lr if protocol.optimizer == "adamw" else 0.0
+    moved = {}
+    for name, weight in weights.items():
+        # The square root has no slope at zero; the tiny number keeps its derivative finite.
+        spread = (second[name] / (1 - b2**number) + 1e-30).sqrt() + protocol.eps
+        moved[name] = weight * (1 - decay) - lr / (1 - b1**number) * first[name] / spread
+    return moved, [first, second]

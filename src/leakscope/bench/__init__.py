@@ -1,0 +1,1 @@
+"""The papers' tables, run again here and set beside the printed numbers."""

@@ -1,0 +1,134 @@
+"""How long trials will take, tried out on their first iterations, and what fits a budget."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from torch import Tensor
+
+from leakscope.attack.solver import Progress
+from leakscope.bench.table import Row
+from leakscope.bench.trial import KINDS, Job
+from leakscope.errors import LeakscopeError
+
+ITERATIONS = 3
+SECONDS_ENOUGH = 10.0
+"""A probe that has taken so long is not continued after its second iteration."""
+
+SECONDS_AT_MOST = 300.0
+"""A probe whose iteration (or round of training) takes longer is given up."""
+
+SIMULATING = {"dlfa", "ig_fedavg", "dlg_adam_fedavg"}
+"""Recipes whose iterations take longer the more local steps the client did."""
+
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a trial takes.
+
+    Attributes:
+        setup: seconds for everything but the attack's iterations.
+        iteration: seconds for each of the recipe's iterations, all restarts together.
+        at_least: the probe was given up: it takes longer than this.
+    """
+
+    setup: float
+    iteration: float
+    at_least: bool = False
+
+    def seconds(self, row: Row) -> float:
+        """For one trial of ``row``."""
+        return self.setup + self.iteration * row.iterations
+
+
+class _EnoughError(Exception):
+    """Ends a probe early."""
+
+
+def alike(row: Row) -> str:
+    """The same text for rows whose trials take equally long per iteration."""
+    if row.victim is None:
+        return f"{row.kind} {row.recipe} {row.settings}"
+    steps = row.victim.steps if row.recipe.name in SIMULATING else 1
+    shape = (row.victim.data, row.victim.model, row.victim.examples, row.victim.shares, steps)
+    return f"{row.kind} {row.recipe} {row.labels_known} {dict(row.settings)} {shape}"
+
+
+def probe(job: Job, on_progress: Progress) -> Estimate | None:
+    """Time the first iterations of a trial; ``None`` if it fails (the trial will say why)."""
+    times: list[float] = []
+    total, began = ITERATIONS, time.perf_counter()
+
+    def follow(done: int, of: int, match: Tensor | None) -> None:
+        nonlocal began, total
+        on_progress(done, of, match)
+        if done == 0:  # training comes first and is done once
+            began = time.perf_counter()
+            return
+        times.append(time.perf_counter())
+        total = of
+        if len(times) > 2 and times[-1] - began > SECONDS_ENOUGH:
+            raise _EnoughError
+
+    row = replace(job.row, override=ITERATIONS)
+    try:
+        KINDS[row.kind](row, job.data, job.repeat, follow, job.checkpoint.with_suffix(".probe"))
+    except _EnoughError:
+        pass
+    except Exception:
+        return None
+    finally:
+        job.checkpoint.with_suffix(".probe").unlink(missing_ok=True)
+    # The first iteration allocates and may compile; with restarts there are more than asked for.
+    pauses = [later - sooner for sooner, later in pairwise(times)]
+    if not pauses:
+        return None
+    took = time.perf_counter() - began
+    return Estimate(max(0.0, took - sum(pauses)), min(pauses) * total / ITERATIONS)
+
+
+def parse_budget(text: str) -> float:
+    """Seconds of a duration such as ``90s``, ``20m`` or ``1.5h``."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
+    if match is None or float(match[1]) == 0:
+        raise LeakscopeError(f"--budget {text!r}: write it as 90s, 20m or 2h")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def fit(
+    jobs: Sequence[Job],
+    seconds: Mapping[str, float],
+    budget: float,
+) -> list[Job]:
+    """The jobs that fit, and in which order.
+
+    Whole repeats of all rows if at least one fits; else single trials, the cheapest first.
+
+    Args:
+        jobs: repeat by repeat.
+        seconds: of one trial, by the row's name.
+        budget: seconds of all processes together.
+    """
+    chosen: list[Job] = []
+    spent = 0.0
+    for repeat in sorted({job.repeat for job in jobs}):
+        whole = [job for job in jobs if job.repeat == repeat]
+        spent += sum(seconds[job.row.name] for job in whole)
+        if spent > budget:
+            break
+        chosen += whole
+    if chosen:
+        return chosen
+    spent = 0.0
+    for job in sorted(jobs, key=lambda job: (job.repeat, seconds[job.row.name])):
+        spent += seconds[job.row.name]
+        if spent > budget:
+            break
+        chosen.append(job)
+    return chosen

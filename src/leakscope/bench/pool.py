@@ -1,0 +1,218 @@
+"""Work spread over processes that can be stopped at any time and may die one by one."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Generator, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from multiprocessing.synchronize import Event
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from leakscope.attack.solver import Progress
+
+SECONDS_TO_STOP = 1.5
+"""After this a process that does not stop by itself is ended."""
+
+SECONDS_BETWEEN_REPORTS = 0.2
+
+J = TypeVar("J")
+R = TypeVar("R")
+
+Work = Callable[[J, Progress], R]
+Follow = Callable[[J, float], None]
+"""Called with a job and the share of it that is done."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Takes the place of a result that will never come.
+
+    Attributes:
+        reason: in words.
+    """
+
+    reason: str
+
+
+class Crew(Protocol):
+    """Those who do the work."""
+
+    processes: int
+
+    def do(
+        self,
+        work: Work[J, R],
+        jobs: Iterable[J],
+        follow: Follow[J],
+        *,
+        limit: float = math.inf,
+        alone: bool = False,
+    ) -> Generator[tuple[J, R | Lost], None, None]:
+        """Each job and its result, in the order in which they finish.
+
+        Args:
+            work: a function that a new process can import.
+            jobs: taken one by one as there is room for them.
+            follow: follows them.
+            limit: seconds without news after which a job is given up, where that is possible.
+            alone: whether each needs a process that did and will do nothing else.
+        """
+        ...
+
+
+class Here:
+    """This process, with all its threads."""
+
+    processes = 1
+
+    def do(
+        self,
+        work: Work[J, R],
+        jobs: Iterable[J],
+        follow: Follow[J],
+        *,
+        limit: float = math.inf,
+        alone: bool = False,
+    ) -> Generator[tuple[J, R | Lost], None, None]:
+        """Each job and its result; see :class:`Crew`."""
+        for job in jobs:
+
+            def report(done: int, total: int, match: Tensor | None, job: J = job) -> None:
+                follow(job, done / total)
+
+            yield job, work(job, report)
+
+
+@dataclass(eq=False)
+class _Worker:
+    process: SpawnProcess
+    connection: Connection[Any, Any]
+    job: Any = None
+    since: float = math.inf  # when it last reported; importing torch does not count
+
+
+class Pool:
+    """Processes of their own, kept from one :meth:`do` to the next.
+
+    Args:
+        processes: how many at a time.
+        threads: of torch, in each.
+    """
+
+    def __init__(self, processes: int, threads: int) -> None:
+        self.processes = processes
+        self._threads = threads
+        self._context = get_context("spawn")
+        self._stop = self._context.Event()
+        self._busy: list[_Worker] = []
+        self._idle: list[_Worker] = []
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        _end(self._busy + self._idle)
+
+    def do(
+        self,
+        work: Work[J, R],
+        jobs: Iterable[J],
+        follow: Follow[J],
+        *,
+        limit: float = math.inf,
+        alone: bool = False,
+    ) -> Generator[tuple[J, R | Lost], None, None]:
+        """Each job and its result; see :class:`Crew`."""
+        waiting = iter(jobs)
+        while True:
+            while len(self._busy) < self.processes and (job := next(waiting, None)) is not None:
+                self._assign(work, job, alone)
+            if not self._busy:
+                return
+            wait([worker.connection for worker in self._busy], SECONDS_BETWEEN_REPORTS)
+            for worker in list(self._busy):
+                news = _news(worker, follow, limit)
+                if news is not None:
+                    self._busy.remove(worker)
+                    if alone or isinstance(news[0], Lost):
+                        _end([worker])
+                    else:
+                        self._idle.append(worker)
+                    yield worker.job, news[0]
+
+    def _assign(self, work: Work[J, R], job: J, alone: bool) -> None:
+        worker = self._hire() if alone or not self._idle else self._idle.pop()
+        worker.job, worker.since = job, math.inf
+        self._busy.append(worker)
+        with suppress(ConnectionError):  # one that died is noticed when its news is read
+            worker.connection.send((work, job))
+
+    def _hire(self) -> _Worker:
+        mine, theirs = self._context.Pipe()
+        process = self._context.Process(
+            target=_serve, args=(theirs, self._stop, self._threads), daemon=True
+        )
+        process.start()
+        theirs.close()
+        return _Worker(process, mine)
+
+
+def _news(worker: _Worker, follow: Follow[Any], limit: float) -> tuple[Any] | None:
+    """The result in a tuple once there is one; shares done are handed on."""
+    try:
+        while worker.connection.poll():
+            share, result = worker.connection.recv()
+            if share is None:
+                return (result,)
+            worker.since = time.monotonic()
+            follow(worker.job, share)
+    except (EOFError, ConnectionError):
+        return (Lost("its process died, perhaps for want of memory"),)
+    if time.monotonic() - worker.since > limit:
+        return (Lost(f"gave no sign of life for {limit:.0f} s"),)
+    return None
+
+
+def _end(workers: list[_Worker]) -> None:
+    for worker in workers:
+        worker.connection.close()
+    deadline = time.monotonic() + SECONDS_TO_STOP
+    for worker in workers:
+        worker.process.join(max(0.0, deadline - time.monotonic()))
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()
+
+
+def _serve(connection: Connection[Any, Any], stop: Event, threads: int) -> None:
+    """A worker's life: jobs come in, shares and results go out, until the other end closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    torch.set_num_threads(threads)
+    reported = time.monotonic()
+
+    def report(done: int, total: int, match: Tensor | None) -> None:
+        nonlocal reported
+        if stop.is_set():
+            raise KeyboardInterrupt
+        if time.monotonic() - reported >= SECONDS_BETWEEN_REPORTS:
+            reported = time.monotonic()
+            try:
+                connection.send((done / total, None))
+            except OSError:  # the parent is gone
+                raise KeyboardInterrupt from None
+
+    with suppress(KeyboardInterrupt, EOFError, OSError):
+        while True:
+            work, job = connection.recv()
+            connection.send((0.0, None))
+            connection.send((None, work(job, report)))

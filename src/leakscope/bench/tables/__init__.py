@@ -1,0 +1,18 @@
+"""Every table by its name on the command line."""
+
+from __future__ import annotations
+
+from leakscope.bench.table import Table
+from leakscope.bench.tables import agic, ig, nlsme, sapag, sme
+from leakscope.errors import unknown
+
+TABLES: dict[str, Table] = {
+    table.id: table for paper in (sme, nlsme, agic, ig, sapag) for table in paper.TABLES
+}
+
+
+def find(name: str) -> Table:
+    """The table called ``name``."""
+    if name not in TABLES:
+        raise unknown("table", name, TABLES)
+    return TABLES[name]

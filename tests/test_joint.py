@@ -1,0 +1,76 @@
+"""Several updates of one client: the pairing of their images, and what all of them give away."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import leakscope as ls
+from leakscope import LeakscopeError, papers
+from leakscope.attack import joint
+from victims import examples, tiny
+
+
+def found(images: Tensor, labels: list[int]) -> ls.Reconstruction:
+    return ls.Reconstruction(images, torch.tensor(labels), {}, 0.0, "", 0, True)
+
+
+def test_images_are_paired_from_the_most_alike() -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand((4, 1, 12, 12), generator=generator)
+    noisy = images + 0.3 * torch.randn(images.shape, generator=generator)
+    order = [2, 0, 3, 1]
+    first = [found(images[:2], [0, 1]), found(images[2:], [2, 3])]
+    second = [found(noisy[order][:3], [2, 0, 3]), found(noisy[order][3:], [1])]
+    assert joint.match(first, second).tolist() == [1, 3, 0, 2]
+
+
+def test_a_label_in_common_rules_out_look_alikes() -> None:
+    light, dark = torch.full((1, 1, 12, 12), 0.9), torch.full((1, 1, 12, 12), 0.1)
+    first = [found(light, [0]), found(dark, [1])]
+    second = [found(light, [1]), found(dark, [0])]
+    assert joint.match(first, second, by_label=False).tolist() == [0, 1]
+    assert joint.match(first, second, by_label=True).tolist() == [1, 0]
+    assert ls.measure.matching_rate(torch.tensor([1, 0]), [0, 1], [1, 0]) == 1
+    assert ls.measure.matching_rate(torch.tensor([0, 1]), [0, 1], [1, 0]) == 0
+
+
+def test_two_updates_give_away_more_than_one(photos: ls.data.Dataset) -> None:
+    """The same three images at two states of the network, in other batches."""
+    model = ls.models.build("cnn-cifar", classes=photos.classes)
+    later = ls.federated.federate(
+        model, [(photos.images[64:], photos.labels[64:])], rounds=5, lr=0.05, normalize="photos"
+    )
+    some = torch.tensor([0, 17, 35])
+    images, labels = photos.images[some], photos.labels[some]
+    batches = [[[0, 1], [2]], [[2, 1, 0]]]
+    epochs = [
+        [ls.Client(net, images[b], labels[b], normalize="photos").gradient() for b in epoch]
+        for net, epoch in zip((model, later), batches, strict=True)
+    ]
+    together = joint.reconstruct(papers.ig(iterations=100), model, epochs, rehearsal=100)
+    shown = [
+        [
+            batch[original]
+            for batch, alone in zip(epoch, found, strict=True)
+            for original in ls.measure.images(alone.images, images[batch]).pairs.argsort().tolist()
+        ]
+        for epoch, found in zip(batches, together.alone, strict=True)
+    ]
+    assert ls.measure.matching_rate(together.pairs[0], shown[0], shown[1]) == 1
+    both = ls.measure.images(together.found.images, images).psnr.mean()
+    alone = torch.cat([each.images for each in together.alone[0]])
+    print(both, ls.measure.images(alone, images).psnr.mean())
+    assert both > ls.measure.images(alone, images).psnr.mean() + 1
+    assert not together.found.labels_known
+
+
+def test_epochs_must_cover_the_same_examples() -> None:
+    images, labels = examples()
+    one = ls.Client(tiny(), images, labels).gradient()
+    other = ls.Client(tiny(), images[:2], labels[:2]).gradient()
+    with pytest.raises(LeakscopeError, match=r"\[3, 2\] examples"):
+        joint.reconstruct(papers.ig(1), tiny(), [[one], [other]])
+    with pytest.raises(LeakscopeError, match=r"use Attack\.run"):
+        joint.reconstruct(papers.ig(1), tiny(), [[one]])

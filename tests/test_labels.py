@@ -1,0 +1,242 @@
+"""Labels out of the last layer: each method on what it is made for, and the choice among them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import leakscope as ls
+from leakscope import LeakscopeError, papers
+from leakscope.attack.labels import (
+    Automatic,
+    Counts,
+    EmbeddingCounts,
+    InterpolatedCounts,
+    Labels,
+    RowMinima,
+    SignCounts,
+    Single,
+)
+from leakscope.attack.problem import Problem
+from victims import examples, tiny, tiny_update
+
+PLAIN = [RowMinima(), SignCounts(), EmbeddingCounts(), InterpolatedCounts(), Counts(), Automatic()]
+DISTINCT = torch.tensor([1, 4, 6, 9])
+REPEATS = torch.tensor([2, 2, 2, 2, 2, 5, 5, 7])
+
+
+def network(classes: int = 10, bias: bool = True) -> nn.Module:
+    model = tiny(classes)
+    if not bias:
+        last = model[-1]  # type: ignore[index]
+        last.register_parameter("bias", None)
+    return model
+
+
+def client(labels: Tensor, model: nn.Module | None = None, **training: object) -> ls.Client:
+    images, _ = examples(count=len(labels))
+    settings = {"lr": 0.004, "epochs": 1, **training}
+    return ls.Client(model or network(), images, labels, **settings)  # type: ignore[arg-type]
+
+
+def problem_of(update: ls.Update, model: nn.Module | None = None) -> Problem:
+    return Problem.of(model or network(), update, None)
+
+
+def trained(photos: ls.data.Dataset, half: Tensor) -> nn.Module:
+    """A network that answers three out of four of ``half`` correctly."""
+    model = ls.models.build("lenet-zhu", classes=photos.classes)
+    parts = [(photos.images[half], photos.labels[half])]
+    training = {"epochs": 20, "batch_size": 10, "lr": 0.05, "momentum": 0.9}
+    return ls.federated.federate(model, parts, rounds=1, normalize="photos", **training)
+
+
+@pytest.mark.parametrize("method", PLAIN, ids=repr)
+def test_distinct_labels_of_one_gradient_are_exact(method: Labels) -> None:
+    problem = problem_of(client(DISTINCT).gradient())
+    assert method.recover(problem).tolist() == DISTINCT.tolist()
+
+
+@pytest.mark.parametrize("method", PLAIN[1:], ids=repr)
+def test_repeated_labels_of_one_gradient_are_exact(method: Labels) -> None:
+    problem = problem_of(client(REPEATS).gradient())
+    assert method.recover(problem).tolist() == REPEATS.tolist()
+
+
+def test_row_minima_cannot_see_repeats() -> None:
+    found = RowMinima().recover(problem_of(client(REPEATS).gradient()))
+    assert len(found.unique()) == len(REPEATS)
+    assert {2, 5, 7} <= set(found.tolist())
+
+
+@pytest.mark.parametrize("method", PLAIN[1:], ids=repr)
+def test_the_movement_of_weights_has_the_sign_of_a_gradient(method: Labels) -> None:
+    """With the sign of wT - w0, none of these labels would be found."""
+    update = client(REPEATS, epochs=5, batch_size=3).train()
+    problem = problem_of(update)
+    assert method.recover(problem).tolist() == REPEATS.tolist()
+    flipped = replace(problem, observed={name: -t for name, t in problem.observed.items()})
+    assert ls.measure.label_accuracy(method.recover(flipped), REPEATS) < 0.5
+
+
+@pytest.mark.parametrize("method", [Single(), *PLAIN], ids=repr)
+@pytest.mark.parametrize("epochs", [0, 7])
+def test_the_label_of_one_example_is_exact(method: Labels, epochs: int) -> None:
+    for label in torch.arange(10)[:, None]:
+        victim = client(label, epochs=max(1, epochs))
+        update = victim.train() if epochs else victim.gradient()
+        assert method.recover(problem_of(update)).tolist() == label.tolist()
+
+
+@pytest.mark.parametrize("method", [SignCounts(), InterpolatedCounts(), Counts(), Automatic()])
+def test_a_last_layer_without_bias_is_enough(method: Labels) -> None:
+    model = network(bias=False)
+    problem = problem_of(client(REPEATS, model, epochs=5).train(), model)
+    assert method.recover(problem).tolist() == REPEATS.tolist()
+
+
+@pytest.mark.parametrize("hides", [{"lr": None}, {"epochs": None}, {"optimizer": None}])
+@pytest.mark.parametrize("method", [SignCounts(), Counts(), Automatic()])
+def test_the_step_size_need_not_be_known(method: Labels, hides: dict[str, None]) -> None:
+    update = client(REPEATS, epochs=5, batch_size=3).train()
+    unsure = replace(update, protocol=update.protocol.model_copy(update=hides))
+    assert method.recover(problem_of(unsure)).tolist() == REPEATS.tolist()
+
+
+@pytest.mark.parametrize("training", [{"momentum": 0.9}, {"reduction": "sum"}])
+def test_other_clients_than_plain_ones_are_read_too(training: dict[str, object]) -> None:
+    problem = problem_of(client(REPEATS, epochs=5, batch_size=3, **training).train())
+    assert Automatic().recover(problem).tolist() == REPEATS.tolist()
+
+
+@pytest.mark.parametrize("labels", [DISTINCT, REPEATS], ids=["distinct", "repeats"])
+def test_label_smoothing_is_taken_out(labels: Tensor) -> None:
+    problem = problem_of(client(labels, label_smoothing=0.3).gradient())
+    assert Automatic().recover(problem).tolist() == labels.tolist()
+
+
+def test_rounding_is_not_taken_for_a_label() -> None:
+    """Classes that are never predicted move by mere rounding, some of them downwards."""
+    model = network()
+    with torch.no_grad():
+        model[-1].bias[5:] = -30.0  # type: ignore[index, union-attr, operator]
+    labels = torch.tensor([0] * 9 + [3] * 3)
+    update = client(labels, model, epochs=3, batch_size=4).train()
+    problem = problem_of(update, model)
+    noisy = {name: t + 1e-9 * torch.ones_like(t) for name, t in problem.observed.items()}
+    low = {name: 2 * problem.observed[name] - t for name, t in noisy.items()}
+    for method in (EmbeddingCounts(), Counts(), Automatic()):
+        found = method.recover(replace(problem, observed=low))
+        assert found.tolist() == labels.tolist()
+
+
+@pytest.mark.parametrize("skewed", [False, True])
+@pytest.mark.parametrize("shares", ["gradient", "weights"])
+def test_automatic_is_no_worse_than_any_method_on_a_trained_network(
+    photos: ls.data.Dataset, shares: str, skewed: bool
+) -> None:
+    """Over ten clients; half a label in ten is left to chance."""
+    order = torch.randperm(len(photos), generator=torch.Generator().manual_seed(0))
+    mine, others = order[::2], order[1::2]
+    model = trained(photos, others)
+    sums = dict.fromkeys(map(repr, PLAIN), 0.0)
+    for seed in range(10):
+        shuffle = torch.randperm(len(mine), generator=torch.Generator().manual_seed(seed))
+        pool = mine[shuffle]
+        if skewed:
+            pool = pool[torch.isin(photos.labels[pool], photos.labels[pool[:2]])]
+        some = pool[:10]
+        victim = ls.Client(
+            *(model, photos.images[some], photos.labels[some]),
+            epochs=5,
+            lr=0.004,
+            normalize="photos",
+        )
+        problem = Problem.of(
+            model, victim.gradient() if shares == "gradient" else victim.train(), None
+        )
+        for method in PLAIN:
+            found = method.recover(problem)
+            sums[repr(method)] += ls.measure.label_accuracy(found, photos.labels[some]) / 10
+    print(sums)
+    assert sums[repr(Automatic())] >= max(sums.values()) - 0.05
+    assert sums[repr(Automatic())] >= 0.8
+
+
+@pytest.mark.parametrize("shares", ["gradient", "weights"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("count", [1, 8, 24])
+def test_labels_of_photos_are_recovered_with_repeats(
+    photos: ls.data.Dataset, shares: str, bias: bool, count: int
+) -> None:
+    model = ls.models.build("cnn-cifar", classes=photos.classes if bias else 100)
+    if not bias:
+        last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
+        last.register_parameter("bias", None)
+    generator = torch.Generator().manual_seed(count)
+    some = torch.randperm(len(photos), generator=generator)[:count]
+    labels = photos.labels[some]
+    victim = ls.Client(model, photos.images[some], labels, epochs=5, lr=0.004, normalize="photos")
+    update = victim.gradient() if shares == "gradient" else victim.train()
+    found = Automatic().recover(Problem.of(model, update, None))
+    assert len(found) == count
+    assert ls.measure.label_accuracy(found, labels) >= (0.95 if bias else 0.85)
+
+
+def test_an_attack_recovers_labels_automatically() -> None:
+    assert papers.ig().labels == Automatic()
+
+
+def test_idlg_reads_one_label_only() -> None:
+    with pytest.raises(LeakscopeError, match="4 examples, but iDLG reads the label of one"):
+        Single().recover(problem_of(client(DISTINCT).gradient()))
+
+
+def test_embedding_counts_ask_for_a_bias_and_a_step_size() -> None:
+    model = network(bias=False)
+    update = client(DISTINCT, epochs=5).train()
+    unsure = replace(update, protocol=update.protocol.model_copy(update={"lr": None}))
+    for problem in (
+        problem_of(client(DISTINCT, model).gradient(), model),
+        problem_of(unsure),
+    ):
+        with pytest.raises(LeakscopeError, match="need a bias in the last layer and a known"):
+            EmbeddingCounts().recover(problem)
+
+
+def test_interpolated_counts_ask_for_the_step_size() -> None:
+    update = client(DISTINCT, epochs=5).train()
+    unsure = replace(update, protocol=update.protocol.model_copy(update={"lr": None}))
+    with pytest.raises(LeakscopeError, match="protocol.lr is unknown but needed"):
+        InterpolatedCounts().recover(problem_of(unsure))
+
+
+def test_labels_need_a_dense_last_layer() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 5, 12), nn.Flatten())
+    update = ls.Client(model, *examples(), lr=0.1).train()
+    with pytest.raises(LeakscopeError, match="pass labels="):
+        papers.ig(1).run(model, update)
+
+
+@pytest.mark.parametrize("method", PLAIN, ids=repr)
+def test_an_update_that_says_nothing_about_labels_still_gets_some(method: Labels) -> None:
+    problem = problem_of(client(DISTINCT).gradient())
+    for value in (0.0, 1.0):
+        blank = {name: torch.full_like(t, value) for name, t in problem.observed.items()}
+        assert len(method.recover(replace(problem, observed=blank))) == len(DISTINCT)
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        (torch.tensor([0, 1]), "labels must be 3 integers"),
+        (torch.tensor([0.0, 1.0, 2.0]), "labels must be 3 integers"),
+        (torch.tensor([0, 1, 5]), "0..4"),
+    ],
+)
+def test_wrong_labels_are_refused(labels: Tensor, says: str) -> None:
+    with pytest.raises(LeakscopeError, match=says):
+        papers.ig(1).run(tiny(), tiny_update(), labels=labels)
