@@ -80,13 +80,15 @@ class Network:
 
 
 _FEMNIST = Network("cnn-femnist", "femnist", epochs=1)
+_SPECIAL = replace(_FEMNIST, clients=6, counts=(10, 50), local_epochs=(0, 20))
 NETWORKS = (
     Network("cnn-cifar", epochs=7, clients=5),
     _FEMNIST,
-    replace(_FEMNIST, classes=10, counts=(10, 50)),
-    replace(_FEMNIST, bias=False),
-    replace(_FEMNIST, lr_known=False, counts=(10, 50), local_epochs=(1, 20)),
-    replace(_FEMNIST, optimizer="adam", counts=(10, 50), local_epochs=(1, 20)),
+    replace(_SPECIAL, classes=10),
+    replace(_SPECIAL, bias=False),
+    replace(_SPECIAL, bias=False, classes=10),
+    replace(_SPECIAL, lr_known=False, local_epochs=(1, 20)),
+    replace(_SPECIAL, optimizer="adam", local_epochs=(1, 20)),
     Network("lenet-zhu", lr=0.05, epochs=25),
     Network("resnet20-4", clients=3, counts=(10,), local_epochs=(0, 5)),
 )

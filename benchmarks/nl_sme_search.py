@@ -85,7 +85,8 @@ def main() -> None:
     for name, bezier in settings(options.path, options.scaling, options.penalty).items():
         attacks[name] = replace(sme, trajectory=bezier)
     results = {}
-    for name, attack in track(attacks.items(), description="settings", console=Console(stderr=True)):
+    screen = Console(stderr=True)
+    for name, attack in track(attacks.items(), description="settings", console=screen):
         rows = [attack_client(attack, data, options, client) for client in options.clients]
         results[name] = torch.tensor(rows, dtype=torch.float64).mean(0).tolist()
         print(f"{name}: {results[name][0]:.2f} dB, L_sim {results[name][1]:.4f}", flush=True)

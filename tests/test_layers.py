@@ -97,9 +97,7 @@ def test_distances_follow_their_formulas_with_layer_weights() -> None:
     found = Euclidean(layers=Exponential(), summed=True).against(problem)(guess)
     assert found.item() == pytest.approx(squares, rel=1e-4)
     kernel = total(
-        lambda n: (
-            1 - (-(guess[n] - mean[n]).square() / mean[n].var(correction=0)).exp()
-        ).sum()
+        lambda n: (1 - (-(guess[n] - mean[n]).square() / mean[n].var(correction=0)).exp()).sum()
     )
     found = GaussianKernel(layers=Exponential()).against(problem)(guess)
     assert found.item() == pytest.approx(kernel, rel=1e-4)

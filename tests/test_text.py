@@ -10,7 +10,8 @@ from torch import Tensor
 
 import leakscope as ls
 from leakscope import LeakscopeError, measure, papers
-from leakscope.bench.text import sentence_trial
+from leakscope.bench.table import Recipe, Row
+from leakscope.bench.text import attack_sentence
 from leakscope.data.text import UNKNOWN, Vocabulary, read, split
 from leakscope.models import text
 
@@ -115,20 +116,23 @@ def test_learned_labels_are_the_next_words() -> None:
     assert (found.labels[:, :-1] == tokens[:, 1:]).double().mean() >= 0.5
 
 
-def test_a_trial_gives_both_sides() -> None:
-    metrics = sentence_trial(SENTENCES, 2, "sapag_adamw", {"iterations": 2, "lr": 0.1})
-    assert list(metrics) == [
-        "token_accuracy",
-        "word_recall",
-        "baseline_token_accuracy",
-        "baseline_word_recall",
-        "seconds",
-    ]
-    assert all(0 <= metrics[name] <= 1 for name in metrics if name != "seconds")
-    with pytest.raises(LeakscopeError, match="sapag_adamw"):
-        sentence_trial(SENTENCES, 0, "sapag_adamv", {})
-    with pytest.raises(LeakscopeError, match="colour"):
-        sentence_trial(SENTENCES, 0, "sapag_adamw", {"colour": 1})
+def test_a_trial_gives_both_sides(tmp_path: Path) -> None:
+    row = Row(
+        setting="sentence",
+        attack="SAPAG",
+        recipe=Recipe("sapag_adamw", 2, {"lr": 0.1}),
+        victim=None,
+        paper={},
+        kind="text",
+    )
+    with pytest.raises(LeakscopeError, match=r"sst2\.tsv: file not found"):
+        attack_sentence(row, tmp_path, 0, lambda *_: None, tmp_path / "checkpoint")
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "sst2.tsv").write_text(" and ".join(SENTENCES), encoding="utf-8")
+    metrics = attack_sentence(row, tmp_path, 1, lambda *_: None, tmp_path / "checkpoint")
+    for side in ("words", "token_accuracy"):
+        assert 0 <= metrics[side] <= 1
+        assert 0 <= metrics[f"baseline_{side}"] <= 1
 
 
 def test_words_and_punctuation() -> None:

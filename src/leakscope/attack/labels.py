@@ -179,14 +179,17 @@ class Counts(Labels):
     - A class with a negative gradient is visible: it has at least one example.
     - Counts are scaled to sum to N. So the step size need not be known, and predictions may move
       unevenly over the steps.
-    - A class that the network predicts well can be hidden. Where visible classes have ``few``
-      examples on average or less, hidden ones are likely: they join with the mean embedding, and
-      the gradient's scale, if known, tells how many examples are missing.
+    - A class with fewer examples than are predicted to be of it is hidden. That is likely where
+      visible classes are more than one in ``few`` of all classes or of N, whichever is less.
+      Hidden classes join with the mean embedding; the gradient's scale tells their share.
+    - If then N is at least the number of classes, nearly balanced examples leave little in the
+      gradient but noise of the embeddings: the less its negative part sums to, the more the
+      network's answer to noise stands for p.
     - Without a bias, row sums of the weight's gradient over the sum of an embedding stand in. That
       sum is measured on noise, times the one of ``factors`` that explains the gradient best.
     """
 
-    few: float = 3.0
+    few: float = 4.0
     factors: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)
 
     def recover(self, problem: Problem) -> Tensor:
@@ -207,14 +210,14 @@ class Counts(Labels):
         self, problem: Problem, layer: LastLayer, rows: Tensor, signal: Tensor
     ) -> tuple[Tensor, Tensor, float]:
         """Expected counts [classes], classes that are certainly present [classes], misfit."""
+        total = problem.num_examples
         known = problem.step_scale() is not None
         smoothing = problem.protocol.label_smoothing / problem.classes if known else 0.0
         visible = _visible(signal + smoothing)
         present = visible.nonzero().flatten()
         embeddings = rows[present] / signal[present, None].clamp_max(-TINY)
-        total = problem.num_examples
-        few = len(present) < total <= self.few * len(present)
-        seek_hidden = few and known and layer.bias is not None
+        likely = len(present) < min(total, problem.classes) < self.few * len(present)
+        seek_hidden = likely and known and layer.bias is not None
         if seek_hidden:
             hidden = (~visible).nonzero().flatten()
             mean = rows[present].sum(0) / signal[present].sum().clamp_max(-TINY)
@@ -222,21 +225,34 @@ class Counts(Labels):
             present = torch.cat([present, hidden])
         columns = _columns(problem, layer, embeddings, present)
         counts, misfit = _explain(signal, columns, present, total, sums_to_total=seek_hidden)
+        if seek_hidden and total >= problem.classes:
+            trust = signal.clamp_max(0).sum().neg().clamp_max(1).sqrt()
+            share = _answer_to_noise(problem, layer)[0] - signal - smoothing
+            counts = (share.clamp_min(0) * total).to(counts).lerp(counts, trust.to(counts))
         return counts, visible, misfit
 
 
 @dataclass(frozen=True)
 class Automatic(Labels):
-    """The best method for the update at hand: the default.
+    """The method that finds most on average for an update of its kind: the default.
 
-    One example: :class:`Single`, exact. More: :class:`Counts`, which itself goes by bias, step
-    size, and examples per visible class. ``benchmarks/labels.py`` compares them.
+    ``benchmarks/labels.py`` compares them; skewed clients of a network with few classes are where
+    another can be better, which the update does not show.
+
+    - One example: :class:`Single`, exact.
+    - At least as many examples as classes, no bias, known step size: :class:`InterpolatedCounts`,
+      which sees classes whose share is below their mean prediction.
+    - Else: :class:`Counts`, which itself goes by bias, step size, and examples per class.
     """
 
     def recover(self, problem: Problem) -> Tensor:
-        """Labels by the method that fits the number of examples."""
-        method: Labels = Single() if problem.num_examples == 1 else Counts()
-        return method.recover(problem)
+        """Labels by the method that the update calls for."""
+        if problem.num_examples == 1:
+            return Single().recover(problem)
+        crowded = problem.num_examples >= problem.classes
+        if crowded and last_layer(problem).bias is None and problem.step_scale() is not None:
+            return InterpolatedCounts().recover(problem)
+        return Counts().recover(problem)
 
 
 class LastLayer(NamedTuple):

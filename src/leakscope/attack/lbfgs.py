@@ -16,9 +16,8 @@ from leakscope.update import State
 class LBFGS(Solver):
     """Limited-memory BFGS without a line search, step for step that of ``torch.optim``.
 
-    All variables move together. An iteration is ``inner`` evaluations; variables are projected
-    after it, so a projection that bites spoils the memory of curvature. Without a line search a
-    run may diverge: its answer is the best point it has seen.
+    All variables move together. An iteration is ``inner`` evaluations, after which variables are
+    projected. Without a line search a run may diverge: its answer is the best point it has seen.
 
     Attributes:
         inner: evaluations of the objective per iteration.
@@ -36,7 +35,7 @@ class LBFGS(Solver):
         return {
             "steps": empty,
             "changes": empty,
-            "step": torch.zeros_like(flat),
+            "point": flat,
             "gradient": torch.zeros_like(flat),
             "curvature": flat.new_ones(()),
             "begun": flat.new_zeros(()),
@@ -70,7 +69,7 @@ class LBFGS(Solver):
             first_losses = losses if first_losses is None else first_losses
             if losses[0] < state["best_losses"][0]:
                 state = {**state, "best": _flat(values, values), "best_losses": losses}
-            state = self._remember(_flat(gradients, values), state)
+            state = self._remember(_flat(values, values), _flat(gradients, values), state)
             if self.finished(state):
                 break
             lr = self.lr * clock.scale
@@ -80,24 +79,23 @@ class LBFGS(Solver):
             if not state["gradient"] @ direction < -1e-9:
                 state = {**state, "finished": torch.ones_like(state["finished"])}
                 break
-            moved = lr * direction
-            state = {**state, "step": moved, "begun": torch.ones_like(state["begun"])}
-            values = _moved(values, moved)
+            state = {**state, "begun": torch.ones_like(state["begun"])}
+            values = _moved(values, lr * direction)
         projected = {name: v.project(values[name]) for name, v in learned.items()}
         assert first_losses is not None
         return projected, state, first_losses
 
-    def _remember(self, gradient: Tensor, state: State) -> State:
-        """Add the last step and the change of the gradient it made to the memory."""
+    def _remember(self, point: Tensor, gradient: Tensor, state: State) -> State:
+        """Add the way from the last point and the change of the gradient to the memory."""
         state = dict(state)
         if state["begun"]:
-            change, step = gradient - state["gradient"], state["step"]
+            change, step = gradient - state["gradient"], point - state["point"]
             bend = change @ step
             if bend > 1e-10:
                 state["steps"] = torch.cat([state["steps"], step[None]])[-self.memory :]
                 state["changes"] = torch.cat([state["changes"], change[None]])[-self.memory :]
                 state["curvature"] = bend / (change @ change)
-        state["gradient"] = gradient
+        state["point"], state["gradient"] = point, gradient
         state["finished"] = (~(gradient.abs().max() > 1e-7)).to(gradient)  # also when not a number
         return state
 

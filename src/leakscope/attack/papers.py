@@ -94,9 +94,12 @@ def ig_fedavg(
 
 
 def sapag(
-    iterations: int = 500, *, start: Literal["noise", "grey"] = "noise", restarts: int = 1
+    iterations: int = 500, *, start: Literal["noise", "grey"] = "noise", restarts: int = 8
 ) -> Attack:
-    """SAPAG (Wang et al. 2020), section VI, with L-BFGS as on LeNet-5: for smooth, shallow nets."""
+    """SAPAG (Wang et al. 2020), section VI, with L-BFGS as on LeNet-5: for smooth, shallow nets.
+
+    Like DLG's, its runs may end far from a solution: the best of several is kept.
+    """
     return Attack(
         trajectory=Start(),
         distance=GaussianKernel(layers=Falling()),

@@ -2,54 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
 
 from leakscope import measure, models
 from leakscope.attack.papers import RECIPES
-from leakscope.data.text import Vocabulary
-from leakscope.errors import LeakscopeError, unknown
+from leakscope.attack.solver import Progress
+from leakscope.bench.table import Row
+from leakscope.data import text
+from leakscope.errors import LeakscopeError
 from leakscope.federated import Client
 
+SENTENCES = Path("text") / "sst2.tsv"
+"""In the data folder: a sentence in every line."""
 
-def sentence_trial(
-    sentences: Sequence[str], repeat: int, recipe: str, options: Mapping[str, Any]
+WORDS, VOCABULARY = 15, 500
+
+
+def attack_sentence(
+    row: Row, data: Path, repeat: int, on_progress: Progress, checkpoint: Path
 ) -> dict[str, float]:
-    """Attack the gradient of one of ``sentences``, and noise in its place.
+    """Attack the gradient of one sentence, and noise in its place (SAPAG, section VII).
 
-    Args:
-        sentences: their words are the vocabulary.
-        repeat: counted from 0; decides which sentence, the weights and the attack's start.
-        recipe: of :mod:`leakscope.attack.papers`; it must learn labels jointly.
-        options: of the recipe.
-
-    Returns:
-        ``token_accuracy`` and ``word_recall``, both also with ``baseline_``, and ``seconds``.
+    ``words`` is the share of words found, order aside, as the paper's examples are counted;
+    ``token_accuracy`` the share found in their place. Both also for the no-update baseline.
     """
-    if recipe not in RECIPES:
-        raise unknown("recipe", recipe, RECIPES)
-    vocabulary = Vocabulary.of(sentences)
+    path = data / SENTENCES
+    if not path.is_file():
+        raise LeakscopeError(f"{path}: file not found: put a text file there, a sentence a line")
+    sentences = text.read(path, length=WORDS)
+    vocabulary = text.Vocabulary.of(sentences, most=VOCABULARY)
     truth = vocabulary.encode([sentences[repeat % len(sentences)]])
     model = models.text.build(len(vocabulary), seed=repeat)
     client = Client(
-        model,
-        model.embed(truth),
-        vocabulary.next_words(truth),
-        normalize=models.text.NORMALIZE,
+        model, model.embed(truth), vocabulary.next_words(truth), normalize=models.text.NORMALIZE
     )
     update = client.gradient()
-    try:
-        attack = RECIPES[recipe](**options)
-    except TypeError as error:
-        raise LeakscopeError(f"recipe {recipe!r} has other options: {error}") from None
-    found = attack.run(model, update, seed=repeat)
-    blind = attack.run(model, measure.signal_free(update), seed=repeat)
+    attack = RECIPES[row.recipe.name](iterations=row.iterations, **row.recipe.options)
+    found = attack.run(model, update, on_progress=on_progress, checkpoint=checkpoint)
+    blind = attack.run(model, measure.signal_free(update), on_progress=on_progress)
     scores = measure.sentences(model.tokens(found.images), truth)
     baseline = measure.sentences(model.tokens(blind.images), truth)
     return {
+        "words": scores.word_recall,
         "token_accuracy": scores.token_accuracy,
-        "word_recall": scores.word_recall,
+        "baseline_words": baseline.word_recall,
         "baseline_token_accuracy": baseline.token_accuracy,
-        "baseline_word_recall": baseline.word_recall,
         "seconds": found.seconds,
+        "iterations": float(len(found.history["match"])),
     }

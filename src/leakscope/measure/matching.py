@@ -16,4 +16,4 @@ def matching_rate(pairs: Tensor, first: Sequence[int], second: Sequence[int]) ->
         second: the same for the second epoch.
     """
     hits = [first[i] == second[j] for i, j in enumerate(pairs.tolist())]
-    return sum(hits) / len(hits)
+    return float(sum(hits) / len(hits))

@@ -157,7 +157,8 @@ TABLES = (
         "Four local steps of one image each, untrained ResNet20-4",
         _REFERENCE,
         _table_2(),
-        note=_LABELS + "Left out: DLG-Adam by simulation, the ImageNet rows, which need a trained ResNet-50, and LPIPS.",
+        note=_LABELS + "Left out: DLG-Adam by simulation, the ImageNet rows, which need a trained "
+        "ResNet-50, and LPIPS.",
     ),
     Table(
         "agic-4",

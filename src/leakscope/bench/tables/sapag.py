@@ -63,8 +63,8 @@ def _rows(
 
 def _table_1() -> tuple[Row, ...]:
     recipes = {
-        "DLG": Recipe("dlg", _LBFGS, {"lr": 1.0, "restarts": 1}),
-        "SAPAG": Recipe("sapag", _LBFGS),
+        "DLG": Recipe("dlg", _LBFGS, {"lr": 1.0, "restarts": 8}),
+        "SAPAG": Recipe("sapag", _LBFGS, {"restarts": 8}),
     }
     rows: list[Row] = []
     for init, data, *printed in _TABLE_1:
@@ -95,23 +95,18 @@ def _table_3() -> tuple[Row, ...]:
             paper={"words": (first / 13 + second / 15) / 2},
             labels_known=False,
             kind="text",
-            settings={
-                "words": 15,
-                "encoders": 2,
-                "decoders": 1,
-                "heads": 4,
-                "feed_forward": 200,
-                "embedding": 5000,
-            },
         )
         for attack, recipe, options, first, second in (
-            ("DLG", "dlg_adam", {"lr": 1e-3}, 4, 6),
-            ("SAPAG", "sapag_adamw", {}, 11, 11),
+            ("DLG", "dlg_adam", {"lr": 0.1}, 4, 6),
+            ("SAPAG", "sapag_adamw", {"lr": 0.1}, 11, 11),
         )
     )
 
 
-_JOINT = "Labels are optimised with the image. An iteration of L-BFGS is 20 evaluations. "
+_JOINT = (
+    "Labels are optimised with the image. An iteration of L-BFGS is 20 evaluations; up to 8 "
+    "starts, the best match is kept (the paper does not speak of restarts). "
+)
 
 TABLES = (
     Table(
@@ -136,6 +131,8 @@ TABLES = (
         "Sentences from the gradient of a transformer: share of words recovered",
         _REFERENCE,
         _table_3(),
-        note="The paper prints two examples only; its shares are counted from those.",
+        note="The paper prints two examples only; its shares are counted from those. Here: "
+        "sentences of 15 words of SST-2, 500 words known, embeddings of width 100 in (-0.1, 0.1) "
+        "(the paper: 5,000), lr 0.1 (the paper states none).",
     ),
 )
