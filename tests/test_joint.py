@@ -36,20 +36,21 @@ def test_a_label_in_common_rules_out_look_alikes() -> None:
     assert ls.measure.matching_rate(torch.tensor([0, 1]), [0, 1], [1, 0]) == 0
 
 
-def test_two_updates_give_away_more_than_one(photos: ls.data.Dataset) -> None:
-    """The same three images at two states of the network, in other batches."""
-    model = ls.models.build("cnn-cifar", classes=photos.classes)
-    later = ls.federated.federate(
-        model, [(photos.images[64:], photos.labels[64:])], rounds=5, lr=0.05, normalize="photos"
-    )
-    some = torch.tensor([0, 17, 35])
+def test_two_updates_together_give_away_more_than_each_on_average() -> None:
+    """Eight images at two states of the network, in other batches (AGIC, table VI)."""
+    photos = ls.data.load("photos", size=16)
+    model = ls.models.build("cnn-cifar", classes=photos.classes, size=16)
+    others = [(photos.images[64:], photos.labels[64:])]
+    later = ls.federated.federate(model, others, rounds=5, lr=0.05, normalize="photos")
+    some = torch.randperm(64, generator=torch.Generator().manual_seed(0))[:8]
     images, labels = photos.images[some], photos.labels[some]
-    batches = [[[0, 1], [2]], [[2, 1, 0]]]
+    batches = [[[0, 1, 2, 3, 4], [5, 6, 7]], [[7, 1, 5, 3, 0, 2, 6, 4]]]
     epochs = [
         [ls.Client(net, images[b], labels[b], normalize="photos").gradient() for b in epoch]
         for net, epoch in zip((model, later), batches, strict=True)
     ]
-    together = joint.reconstruct(papers.ig(iterations=100), model, epochs, rehearsal=100)
+    told = [[labels[batch] for batch in epoch] for epoch in batches]
+    together = joint.reconstruct(papers.ig(100), model, epochs, labels=told, rehearsal=100)
     shown = [
         [
             batch[original]
@@ -58,12 +59,15 @@ def test_two_updates_give_away_more_than_one(photos: ls.data.Dataset) -> None:
         ]
         for epoch, found in zip(batches, together.alone, strict=True)
     ]
-    assert ls.measure.matching_rate(together.pairs[0], shown[0], shown[1]) == 1
-    both = ls.measure.images(together.found.images, images).psnr.mean()
-    alone = torch.cat([each.images for each in together.alone[0]])
-    print(both, ls.measure.images(alone, images).psnr.mean())
-    assert both > ls.measure.images(alone, images).psnr.mean() + 1
-    assert not together.found.labels_known
+    assert ls.measure.matching_rate(together.pairs[0], shown[0], shown[1]) >= 0.75
+    both = ls.measure.images(together.found.images, images).psnr.mean().item()
+    alone = [
+        ls.measure.images(torch.cat([each.images for each in epoch]), images).psnr.mean().item()
+        for epoch in together.alone
+    ]
+    print(both, alone)
+    assert both > sum(alone) / 2 + 0.3
+    assert together.found.labels_known
 
 
 def test_epochs_must_cover_the_same_examples() -> None:

@@ -15,7 +15,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
 from leakscope.attack.distance import Cosine
-from leakscope.attack.labels import Counts, Known
+from leakscope.attack.labels import Known, Single
 from leakscope.attack.problem import Problem
 from leakscope.attack.reconstruction import Reconstruction
 from leakscope.attack.solver import Progress
@@ -76,7 +76,7 @@ def label(problem: Problem, told: Tensor | None) -> Tensor:
             f"the update has {problem.num_examples} examples, but the closed form is exact for one "
             "only: use ig or sme"
         )
-    source = Counts() if told is None else Known(told)
+    source = Single() if told is None else Known(told)
     return source.variable(problem, torch.Generator()).value
 
 

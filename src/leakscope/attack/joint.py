@@ -159,7 +159,8 @@ def _views(
                     problem,
                     members.to(problem.low.device),
                     labels=found[position].labels.to(problem.low.device),
-                    weight=LATER_WEIGHT if number else 1.0,
+                    # A mean over the epoch's updates, as priors are means over the images.
+                    weight=(LATER_WEIGHT if number else 1.0) / len(epoch),
                     prefix=f"{number}.{position}/",
                 )
             )
