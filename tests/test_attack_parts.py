@@ -150,7 +150,7 @@ def test_constants_get_no_gradient() -> None:
         "labels": Variable(torch.tensor([1.0, 2.0])),
     }
     found = solve(objective, variables, Adam(lr=0.1, iterations=1))
-    assert seen == [{"labels": False, "images": True}]
+    assert seen[0] == {"labels": False, "images": True}
     assert torch.equal(found.values["labels"], torch.tensor([1.0, 2.0]))
 
 
@@ -198,6 +198,25 @@ def test_an_interrupted_attack_goes_on_to_the_same_bits(
     assert torch.equal(resumed.images, whole.images)
     assert same_bits(resumed.history, whole.history)
     assert not path.exists()
+
+
+def test_restarts_go_on_after_an_interruption(tmp_path: Path) -> None:
+    """A path without a suffix, cut off in the second of three starts."""
+    model, update, path = tiny(), tiny_update(), tmp_path / "half"
+    attack = papers.dlg(3, restarts=3)
+    whole = attack.run(model, update)
+
+    def pull_the_plug(done: int, total: int, match: Tensor | None) -> None:
+        if done == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        attack.run(model, update, checkpoint=path, on_progress=pull_the_plug)
+    done: list[int] = []
+    resumed = attack.run(model, update, checkpoint=path, on_progress=lambda i, n, m: done.append(i))
+    assert done[0] == 6
+    assert torch.equal(resumed.images, whole.images)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_checkpoint_of_something_else_is_ignored(tmp_path: Path) -> None:

@@ -82,6 +82,18 @@ def test_the_input_of_any_dense_layer_follows(photos: ls.data.Dataset, bias: boo
     torch.testing.assert_close(found, model[:3](image)[0].detach(), rtol=1e-4, atol=1e-6)
 
 
+def test_a_frozen_bias_is_known(photos: ls.data.Dataset) -> None:
+    model = dense(True, True, activation=nn.Sigmoid)
+    first = model[1]
+    assert isinstance(first, nn.Linear)
+    with torch.no_grad():
+        first.bias.normal_(generator=torch.Generator().manual_seed(0))
+    first.bias.requires_grad_(False)
+    image, truth = photos.images[:1], photos.labels[:1]
+    found = papers.closed_form().run(model, ls.Client(model, image, truth).gradient())
+    assert ls.measure.images(found.images, image).psnr.item() > 50
+
+
 def test_what_it_cannot_do_it_says() -> None:
     images, labels = examples(count=2)
     flat = nn.Sequential(nn.Flatten(), nn.Linear(144, 5))

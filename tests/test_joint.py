@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -68,6 +70,50 @@ def test_two_updates_together_give_away_more_than_each_on_average() -> None:
     print(both, alone)
     assert both > sum(alone) / 2 + 0.3
     assert together.found.labels_known
+
+
+def test_a_simulation_keeps_every_image_apart() -> None:
+    images, labels = examples(count=4)
+
+    def update(which: list[int], seed: int) -> ls.Update:
+        client = ls.Client(tiny(), images[which], labels[which], epochs=2, lr=0.1, seed=seed)
+        return client.train()
+
+    epochs = [[update([0, 1], 0), update([2, 3], 1)], [update([0, 2], 2), update([1, 3], 3)]]
+    found = joint.reconstruct(papers.ig_fedavg(3), tiny(), epochs, rehearsal=2).found
+    assert found.images.shape == (4, 1, 12, 12)
+    assert found.labels.shape == (4,)
+    with pytest.raises(LeakscopeError, match="takes one update"):
+        joint.reconstruct(papers.dlfa(1), tiny(), epochs)
+
+
+def test_what_was_finished_is_not_done_again(tmp_path: Path) -> None:
+    images, labels = examples()
+    epochs = [[ls.Client(tiny(), images, labels, epochs=e, lr=0.1).train()] for e in (1, 2)]
+    calls: list[int] = []
+
+    def pull_the_plug(done: int, total: int, match: Tensor | None) -> None:
+        calls.append(total)
+        if total == 9 and done == 5:
+            raise KeyboardInterrupt
+
+    attack = papers.ig(9)
+    expected = joint.reconstruct(attack, tiny(), epochs, rehearsal=4).found
+    with pytest.raises(KeyboardInterrupt):
+        joint.reconstruct(
+            attack, tiny(), epochs, rehearsal=4, on_progress=pull_the_plug, keep=tmp_path
+        )
+    calls.clear()
+    again = joint.reconstruct(
+        attack,
+        tiny(),
+        epochs,
+        rehearsal=4,
+        on_progress=lambda done, total, match: calls.append(total),
+        keep=tmp_path,
+    )
+    assert calls == [9] * 4
+    assert torch.equal(again.found.images, expected.images)
 
 
 def test_epochs_must_cover_the_same_examples() -> None:

@@ -56,3 +56,35 @@ def test_a_run_that_diverges_answers_with_the_best_point_it_saw() -> None:
     found = solve(cliff, {"images": Variable(torch.tensor([40.0]), lr=1.0)}, LBFGS(iterations=20))
     assert torch.isfinite(found.values["images"]).all()
     assert found.match <= found.history["match"][0]
+
+
+def test_the_answer_of_a_run_that_went_far_astray_is_not_lost_to_rounding() -> None:
+    """The best point was once rebuilt by a difference from the last one."""
+    solver = LBFGS(iterations=1)
+    start = {"images": torch.tensor([0.3, -0.2, 0.9])}
+    state = solver.start(start)
+    for last in (1e9, torch.nan):
+        answer = solver.answer({"images": torch.full((3,), last)}, state)
+        assert torch.equal(answer["images"], start["images"])
+
+
+def test_the_match_is_that_of_the_answer_after_projection() -> None:
+    def far(values: Any, share: Tensor) -> tuple[Tensor, Tensor]:
+        loss = ((values["images"] - 3) ** 2).sum() + (values["images"] ** 4).sum() / 50
+        return loss, loss
+
+    variable = Variable(torch.zeros(4), lr=1.0, project=lambda x: x.clamp(0, 1))
+    found = solve(far, {"images": variable}, LBFGS(iterations=5))
+    assert found.values["images"].max() <= 1
+    assert found.match == pytest.approx(far(found.values, torch.zeros(()))[0].item())
+
+
+def test_tiny_gradients_are_no_reason_to_stop() -> None:
+    def faint(values: Any, share: Tensor) -> tuple[Tensor, Tensor]:
+        loss = 1e-12 * valley(values, share)[0]
+        return loss, loss
+
+    start = {"images": torch.tensor([0.5, -0.3, 0.9]), "labels": torch.tensor([0.2])}
+    variables = {name: Variable(value.double(), lr=1.0) for name, value in start.items()}
+    found = solve(faint, variables, LBFGS(iterations=30))
+    assert found.match < 1e-3 * found.history["match"][0]

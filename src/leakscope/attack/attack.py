@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+import leakscope
 from leakscope.attack.checkpoint import Checkpoint
 from leakscope.attack.distance import Distance, Euclidean, GaussianKernel
 from leakscope.attack.labels import Automatic, Known, Labels, Single
@@ -169,14 +170,18 @@ class Attack:
             checkpoint: a file that keeps the half-finished attack.
             identity: what that file belongs to.
         """
-        objective = self._objective(views)
+        whole = views[0].problem
+        if count is not None:
+            whole = replace(whole, num_examples=count)
+        objective = self._objective(views, whole)
         solutions: list[Solution] = []
         stores: list[Checkpoint] = []
         for restart in range(self.restarts):
-            variables = self._variables(views, source, count, seed + restart * 1_000_003)
+            variables = self._variables(views, whole, source, seed + restart * 1_000_003)
             if checkpoint is not None:
-                place = checkpoint.with_suffix(f"{checkpoint.suffix}{restart or ''}")
-                key = hashlib.sha256(f"{identity} {restart}".encode()).hexdigest()
+                place = checkpoint.with_name(f"{checkpoint.name}{restart or ''}")
+                key = f"{leakscope.__version__} {identity} {restart}"
+                key = hashlib.sha256(key.encode()).hexdigest()
                 stores.append(Checkpoint(place, key))
             solutions.append(
                 solve(
@@ -191,7 +196,7 @@ class Attack:
                 break
         for store in stores:
             store.remove()
-        return self._result(views[0].problem, solutions, source, seed)
+        return self._result(whole, solutions, source, seed)
 
     def _result(
         self, problem: Problem, solutions: list[Solution], source: Labels, seed: int
@@ -211,13 +216,10 @@ class Attack:
         )
 
     def _variables(
-        self, views: Sequence[View], source: Labels, count: int | None, seed: int
+        self, views: Sequence[View], problem: Problem, source: Labels, seed: int
     ) -> dict[str, Variable]:
         """Images, labels and the trajectories' own, at their start."""
         generator = torch.Generator().manual_seed(seed)
-        problem = views[0].problem
-        if count is not None:
-            problem = replace(problem, num_examples=count)
         shape = (problem.num_examples * self.trajectory.copies(problem), *problem.shape)
         if self.start == "noise":
             images = torch.randn(shape, generator=generator).to(problem.low)
@@ -240,7 +242,7 @@ class Attack:
 
         return project
 
-    def _objective(self, views: Sequence[View]) -> Objective:
+    def _objective(self, views: Sequence[View], whole: Problem) -> Objective:
         compared = [(view, self.distance.against(view.problem)) for view in views]
 
         def objective(values: Mapping[str, Tensor], share: Tensor) -> tuple[Tensor, Tensor]:
@@ -258,7 +260,7 @@ class Attack:
                 match = match + view.weight * compare(predicted)
                 penalty = penalty + self.trajectory.penalty(view.problem, *its, theta)
             for prior in self.priors:
-                penalty = penalty + prior.penalty(x, views[0].problem)
+                penalty = penalty + prior.penalty(x, whole)
             weight = 1.0 if self.emphasis is None else self.emphasis(share)
             return weight * match + penalty, match
 

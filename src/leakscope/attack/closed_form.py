@@ -118,8 +118,10 @@ def layer_input(problem: Problem, layer: str, y: Tensor) -> Tensor:
         y: [1], the label; only used where the layer has no bias.
     """
     protocol = problem.protocol
-    adaptive = problem.after is not None and protocol.optimizer in ("adam", "adamw")
-    if adaptive or (problem.after is not None and protocol.weight_decay):
+    if problem.after is not None:
+        protocol.need("optimizer")
+    adaptive = protocol.optimizer in ("adam", "adamw")
+    if problem.after is not None and (adaptive or protocol.weight_decay):
         raise LeakscopeError(
             "the closed form needs a gradient, or weights after SGD without weight decay: use ig"
         )
@@ -137,7 +139,8 @@ def _without_bias(problem: Problem, layer: str, weight: str, y: Tensor) -> Tenso
     """Direction of x from the rank-one gradient, length from the layers above.
 
     ``dL/dW = delta x^T`` with ``x = c v``, |v| = 1, so ``a = (dL/dW) v = c delta``; and delta is
-    the derivative of the loss at the layer's output ``c W v``: one equation for c.
+    the derivative of the loss at the layer's output ``c W v + b``: one equation for c. The bias b
+    is known, for it did not move.
     """
     if problem.after is not None and problem.protocol.steps(problem.num_examples) > 1:
         raise LeakscopeError(
@@ -148,9 +151,10 @@ def _without_bias(problem: Problem, layer: str, weight: str, y: Tensor) -> Tenso
     direction: Tensor = torch.linalg.svd(gradient, full_matrices=False).Vh[0]
     scaled = gradient @ direction
     output = problem.before[weight] @ direction
+    frozen = problem.fixed.get(weight.removesuffix("weight") + "bias", torch.zeros_like(output))
 
     def residual(length: float) -> float:
-        delta = _derivative_at(problem, layer, length * output, y)
+        delta = _derivative_at(problem, layer, length * output + frozen, y)
         return float((length * delta - scaled).norm() / scaled.norm())
 
     # Lengths of either sign over eight orders of magnitude around that of the image range.

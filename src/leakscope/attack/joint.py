@@ -6,13 +6,17 @@ epochs, then reconstruct once more with one image per pair.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import leakscope
 from leakscope.attack.attack import Attack, View
 from leakscope.attack.labels import Known
 from leakscope.attack.problem import Problem
@@ -52,6 +56,7 @@ def reconstruct(
     seed: int = 0,
     device: torch.device | str | None = None,
     on_progress: Progress | None = None,
+    keep: Path | None = None,
 ) -> JointReconstruction:
     """Reconstruct the M images that every epoch's updates have in common.
 
@@ -66,18 +71,21 @@ def reconstruct(
         seed: of the random starts.
         device: where to compute.
         on_progress: called after every iteration of every reconstruction.
+        keep: folder for finished reconstructions and checkpoints, to go on from after a break.
     """
-    _check(epochs)
+    _check(attack, model, epochs, device)
     rehearsed = replace(attack, solver=replace(attack.solver, iterations=rehearsal))
     alone = [
         [
-            rehearsed.run(
+            rehearse(
+                rehearsed,
                 model,
                 update,
                 labels=None if labels is None else labels[number][position],
-                seed=seed,
+                seed=seed + number,  # with equal starts, equal positions would look alike
                 device=device,
                 on_progress=on_progress,
+                keep=keep,
             )
             for position, update in enumerate(epoch)
         ]
@@ -85,11 +93,49 @@ def reconstruct(
     ]
     pairs = [match(alone[0], later, pool=pool, by_label=by_label) for later in alone[1:]]
     first = torch.cat([each.labels for each in alone[0]])
-    views = _views(model, epochs, alone, pairs, device)
     found = attack.reconstruct(
-        views, Known(first), count=len(first), seed=seed, on_progress=on_progress
+        _views(model, epochs, alone, pairs, device),
+        Known(first),
+        count=len(first),
+        seed=seed,
+        on_progress=on_progress,
+        checkpoint=None if keep is None else keep / "joint.checkpoint",
+        identity=f"{attack!r} {seed} {[each.tolist() for each in pairs]} "
+        f"{[update.fingerprint() for epoch in epochs for update in epoch]}",
     )
     return JointReconstruction(replace(found, labels_known=labels is not None), alone, pairs)
+
+
+def rehearse(
+    attack: Attack,
+    model: nn.Module,
+    update: Update,
+    *,
+    labels: Tensor | None,
+    seed: int,
+    device: torch.device | str | None,
+    on_progress: Progress | None,
+    keep: Path | None,
+) -> Reconstruction:
+    """One update alone, read back from the folder ``keep`` if it was finished there before."""
+    told = None if labels is None else labels.tolist()
+    identity = f"{leakscope.__version__} {attack!r} {seed} {told} {update.fingerprint()}"
+    name = f"alone-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.safetensors"
+    if keep is not None:
+        with contextlib.suppress(LeakscopeError):  # not there, or damaged: attack again
+            return Reconstruction.load(keep / name)
+    found = attack.run(
+        model,
+        update,
+        labels=labels,
+        seed=seed,
+        device=device,
+        on_progress=on_progress,
+        checkpoint=None if keep is None else keep / f"{name}.checkpoint",
+    )
+    if keep is not None:
+        found.save(keep / name)
+    return found
 
 
 def match(
@@ -129,13 +175,22 @@ def match(
     return pairs
 
 
-def _check(epochs: Sequence[Sequence[Update]]) -> None:
+def _check(
+    attack: Attack,
+    model: nn.Module,
+    epochs: Sequence[Sequence[Update]],
+    device: torch.device | str | None,
+) -> None:
     if len(epochs) < 2:
         raise LeakscopeError("epochs has fewer than two entries: for one update use Attack.run")
     totals = [sum(update.num_examples for update in epoch) for epoch in epochs]
     if len(set(totals)) > 1:
         raise LeakscopeError(
             f"the epochs have {totals} examples: all must cover the same images of the client"
+        )
+    if attack.trajectory.copies(Problem.of(model, epochs[0][0], device)) > 1:
+        raise LeakscopeError(
+            "this attack gives every local epoch images of its own and takes one update: use agic"
         )
 
 

@@ -51,8 +51,9 @@ class ReluLinear:
     """AGIC's layer weights (equations 7 and 8).
 
     Convolution i of n gets ``l_i / (1 - p_i)`` with ``l_i = 1 + (beta - 1)(i - 1)/(n - 1)`` and
-    p_i the share of exact zeros in its observed gradient, if a ReLU follows it; what is not a
-    convolution or its normalisation gets the mean of all l_i.
+    p_i the share of exact zeros in its observed gradient, if a ReLU follows it, else l_i. What is
+    not a convolution gets the mean of all l_i. The paper leaves batch norm out; here a norm gets
+    the l_i of the convolution before it.
 
     Attributes:
         beta: weight of the last convolution: 50 for untrained networks, 2 for trained ones.
@@ -71,12 +72,11 @@ class ReluLinear:
         linear = {name: 1 + (self.beta - 1) * i / last for i, name in enumerate(trace)}
         mean = sum(linear.values()) / len(linear) if linear else 1.0
         weights = {}
-        for name, seen in problem.observed.items():
+        for name in problem.observed:
             owner = next((kernel for kernel in linear if _owns(kernel, trace[kernel], name)), None)
             weights[name] = mean if owner is None else linear[owner]
-            if name in trace and trace[name].relu:
-                zeros = (seen == 0).double().mean().item()
-                weights[name] /= max(1 - zeros, 1e-3)
+            if owner is not None and trace[owner].relu and name in _layer(owner):
+                weights[name] /= max(1 - _share_of_zeros(problem, owner), 1e-3)
         return weights
 
 
@@ -131,6 +131,7 @@ class _Trace(TorchFunctionMode):
         elif name in _RELUS:
             for kernel in carried:
                 self.found[kernel].relu = True
+            self.carried.pop(id(output), None)  # in place: it carries nothing any more
         elif name in _PASSING:
             for kernel in carried:
                 self.found[kernel].norms += parameters
@@ -146,7 +147,17 @@ class _Trace(TorchFunctionMode):
 
 def _owns(kernel: str, convolution: Convolution, name: str) -> bool:
     """Whether ``name`` is the kernel, its bias, or a parameter of the norm behind it."""
-    return name in (kernel, kernel.removesuffix("weight") + "bias", *convolution.norms)
+    return name in (*_layer(kernel), *convolution.norms)
+
+
+def _layer(kernel: str) -> tuple[str, str]:
+    """Names of a convolution's kernel and bias."""
+    return kernel, kernel.removesuffix("weight") + "bias"
+
+
+def _share_of_zeros(problem: Problem, kernel: str) -> float:
+    seen = [problem.observed[name].flatten() for name in _layer(kernel) if name in problem.observed]
+    return (torch.cat(seen) == 0).double().mean().item()
 
 
 def _depths(names: Iterable[str]) -> dict[str, int]:

@@ -40,18 +40,18 @@ class LBFGS(Solver):
             "curvature": flat.new_ones(()),
             "begun": flat.new_zeros(()),
             "finished": flat.new_zeros(()),
+            "unit": flat.new_zeros(()),
             "best": flat,
-            "best_losses": flat.new_full((2,), torch.inf),
+            "best_loss": flat.new_full((), torch.inf),
         }
 
     def finished(self, state: State) -> bool:
         """Whether the gradient vanished or no direction descends."""
         return bool(state["finished"])
 
-    def answer(self, values: State, state: State, losses: Tensor) -> tuple[State, Tensor]:
-        """The best point seen; the last one has not even been evaluated."""
-        offset = state["best"] - _flat(values, values)
-        return _moved(values, offset), state["best_losses"]
+    def answer(self, values: State, state: State) -> State:
+        """The best admissible point seen; the last one has not even been evaluated."""
+        return _shaped(state["best"], values)
 
     def step(
         self,
@@ -67,20 +67,22 @@ class LBFGS(Solver):
             gradients, pair = differentiate(values)
             losses = torch.stack(pair)
             first_losses = losses if first_losses is None else first_losses
-            if losses[0] < state["best_losses"][0]:
-                state = {**state, "best": _flat(values, values), "best_losses": losses}
+            if losses[0] < state["best_loss"] and _admissible(values, learned):
+                state = {**state, "best": _flat(values, values), "best_loss": losses[0]}
             state = self._remember(_flat(values, values), _flat(gradients, values), state)
             if self.finished(state):
                 break
             lr = self.lr * clock.scale
             if not state["begun"]:
-                lr = lr * (1 / state["gradient"].abs().sum()).clamp_max(1)
-            direction = self._direction(state)
-            if not state["gradient"] @ direction < -1e-9:
+                size = state["gradient"].abs().sum()
+                lr = lr * torch.maximum((1 / size).clamp_max(1), 0.1 / size)
+            move = lr * self._direction(state)
+            if not state["gradient"] @ move < -1e-9 * state["unit"]:
                 state = {**state, "finished": torch.ones_like(state["finished"])}
                 break
             state = {**state, "begun": torch.ones_like(state["begun"])}
-            values = _moved(values, lr * direction)
+            step = _shaped(move, values)
+            values = {name: value + step[name] for name, value in values.items()}
         projected = {name: v.project(values[name]) for name, v in learned.items()}
         assert first_losses is not None
         return projected, state, first_losses
@@ -91,12 +93,16 @@ class LBFGS(Solver):
         if state["begun"]:
             change, step = gradient - state["gradient"], point - state["point"]
             bend = change @ step
-            if bend > 1e-10:
+            if bend > 1e-10 * state["unit"]:
                 state["steps"] = torch.cat([state["steps"], step[None]])[-self.memory :]
                 state["changes"] = torch.cat([state["changes"], change[None]])[-self.memory :]
                 state["curvature"] = bend / (change @ change)
+        else:
+            # torch's thresholds are absolute, but a confident network's gradient is tiny at once.
+            state["unit"] = gradient.abs().max().clamp_max(1)
         state["point"], state["gradient"] = point, gradient
-        state["finished"] = (~(gradient.abs().max() > 1e-7)).to(gradient)  # also when not a number
+        moving = gradient.abs().max() > 1e-7 * state["unit"]  # false also when not a number
+        state["finished"] = (~moving).to(gradient)
         return state
 
     def _direction(self, state: State) -> Tensor:
@@ -122,9 +128,14 @@ def _flat(tensors: State, order: State) -> Tensor:
     return torch.cat([tensors[name].flatten() for name in order])
 
 
-def _moved(values: State, step: Tensor) -> State:
-    pieces = step.split([value.numel() for value in values.values()])
+def _shaped(flat: Tensor, like: State) -> State:
+    pieces = flat.split([value.numel() for value in like.values()])
     return {
-        name: value + piece.view_as(value)
-        for (name, value), piece in zip(values.items(), pieces, strict=True)
+        name: piece.view_as(value)
+        for (name, value), piece in zip(like.items(), pieces, strict=True)
     }
+
+
+def _admissible(values: State, learned: Mapping[str, Variable]) -> bool:
+    """Whether projection would leave all values as they are."""
+    return all(torch.equal(v.project(values[name]), values[name]) for name, v in learned.items())

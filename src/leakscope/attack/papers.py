@@ -98,7 +98,9 @@ def sapag(
 ) -> Attack:
     """SAPAG (Wang et al. 2020), section VI, with L-BFGS as on LeNet-5: for smooth, shallow nets.
 
-    Like DLG's, its runs may end far from a solution: the best of several is kept.
+    Like DLG's, its runs may end far from a solution: the best of several is kept. The paper
+    normalises images to [0, 1] after every step; here they are clipped, which leaves those alone
+    that are in range.
     """
     return Attack(
         trajectory=Start(),

@@ -45,7 +45,9 @@ class Simulation(Trajectory):
         for epoch in epochs[1:]:
             gaps = (problem.pixels(epochs[0])[:, None] - problem.pixels(epoch)).square()
             loss = gaps.flatten(2).mean(2).clamp_min(1e-12).log10()
-            paired.append(epoch[torch.as_tensor(linear_sum_assignment(loss.cpu().numpy())[1])])
+            paired.append(
+                epoch[torch.as_tensor(linear_sum_assignment(loss.cpu().double().numpy())[1])]
+            )
         return torch.stack(paired).mean(0)
 
     def predict(self, problem: Problem, x: Tensor, y: Tensor, theta: Mapping[str, Tensor]) -> State:

@@ -125,9 +125,9 @@ class Solver:
         """Whether further steps would change nothing."""
         return False
 
-    def answer(self, values: State, state: State, losses: Tensor) -> tuple[State, Tensor]:
-        """What the run has found, with its [loss, match]: by default where it ended."""
-        return values, losses
+    def answer(self, values: State, state: State) -> State:
+        """What the run has found: by default where it ended."""
+        return values
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,17 +271,15 @@ def solve(
         raise
     if checkpoint is not None:
         checkpoint.save(loop)
-    values, losses = solver.answer(loop.values, loop.state, loop.track[loop.done - 1])
-    if not losses.isfinite().all():
+    found = {**constants, **solver.answer(loop.values, loop.state)}
+    loss, match = objective(found, torch.ones_like(track[0, 0]))
+    if not (loss.isfinite() and match.isfinite()):
         raise LeakscopeError("the attack diverged (its loss is not finite): lower its lr")
-    loss, match = loop.track[: loop.done].cpu().unbind(1)
+    losses, matches = loop.track[: loop.done].cpu().unbind(1)
     return Solution(
-        values={
-            **constants,
-            **{name: variable.project(values[name]) for name, variable in learned.items()},
-        },
-        history={"loss": loss, "match": match},
-        match=losses[1].item(),
+        values=found,
+        history={"loss": losses, "match": matches},
+        match=match.item(),
         seconds=loop.seconds,
     )
 

@@ -80,7 +80,7 @@ def attack_captured(
                 checkpoint=out / "attack.checkpoint",
             )
         else:
-            found = _together(attack, model, updates, known, seed, device, progress)
+            found = _together(attack, model, updates, known, seed, device, progress, out)
     found.save(out / "reconstruction.safetensors")
     shares = "weights" if updates[0].gradient is None else "gradient"
     provenance = Provenance(
@@ -124,6 +124,7 @@ def _together(
     seed: int,
     device: str | None,
     progress: Progress | None,
+    out: Path,
 ) -> Reconstruction:
     """All updates at once: which of their images are the same is found out on the way."""
     if not isinstance(attack, Attack):
@@ -139,6 +140,7 @@ def _together(
         seed=seed,
         device=device,
         on_progress=progress,
+        keep=out,
     ).found
 
 

@@ -70,6 +70,7 @@ def attack_together(
             [client.updates(epoch) for epoch in epochs],
             rehearsal=max(1, row.iterations // 5),
             on_progress=on_progress,
+            keep=checkpoint.parent,
         )
         images, truth = together.found.images, client.images[client.order(1)]
         before = sum(each.seconds for epoch in together.alone for each in epoch)
@@ -127,23 +128,19 @@ class _Client:
         self, epoch: int, on_progress: Progress, checkpoint: Path
     ) -> list[Reconstruction]:
         """Every update alone. Rows that differ only in how images are compared share the work."""
-        found = []
-        for number, update in enumerate(self.updates(epoch)):
-            key = f"{update.fingerprint()[:12]}-{self.attack.solver.iterations}"
-            path = checkpoint.with_name(f"alone-{key}.safetensors")
-            if path.exists():
-                found.append(Reconstruction.load(path))
-                continue
-            found.append(
-                self.attack.run(
-                    self.networks[epoch - 1],
-                    update,
-                    on_progress=on_progress,
-                    checkpoint=checkpoint.with_suffix(f".{epoch}-{number}"),
-                )
+        return [
+            joint.rehearse(
+                self.attack,
+                self.networks[epoch - 1],
+                update,
+                labels=None,
+                seed=epoch - 1,
+                device=None,
+                on_progress=on_progress,
+                keep=checkpoint.parent,
             )
-            found[-1].save(path)
-        return found
+            for update in self.updates(epoch)
+        ]
 
     def shown(self, epoch: int, found: list[Reconstruction]) -> list[int]:
         """Which image each reconstruction shows best, among those of its update."""

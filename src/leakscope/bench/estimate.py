@@ -22,7 +22,7 @@ SECONDS_ENOUGH = 10.0
 SECONDS_AT_MOST = 300.0
 """A probe whose iteration (or round of training) takes longer is given up."""
 
-SIMULATING = {"dlfa", "ig_fedavg", "dlg_adam_fedavg"}
+SIMULATING = {"dlfa", "ig_fedavg"}
 """Recipes whose iterations take longer the more local steps the client did."""
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}

@@ -147,8 +147,9 @@ def _table_6() -> tuple[Row, ...]:
 
 _LABELS = "Labels are recovered from the update. "
 _FEW = (
-    "Four updates an epoch (the paper matches 1,000 images in table V and uses 200 in table VI), "
-    "and one epoch on all other images of the data file in between. "
+    "Four updates an epoch (the paper matches 1,000 images in table V and uses 200 in table VI): "
+    "matching is far easier here, and where labels differ they alone decide it. In between, the "
+    "network learns all other images of the data file for an epoch. "
 )
 
 TABLES = (
