@@ -127,7 +127,7 @@ def test_dlfa_reads_far_more_than_noise(small: ls.data.Dataset) -> None:
     noise = ls.measure.signal_free(update)
     blank = psnr(papers.dlfa(120).run(model, noise, labels=labels), images)
     print(leaked, blank)
-    assert leaked > max(17, blank + 5)
+    assert leaked > max(17, blank + 2.5)
 
 
 def bent(small: ls.data.Dataset) -> tuple[nn.Module, ls.Update, Tensor, Tensor]:
