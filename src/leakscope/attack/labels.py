@@ -29,14 +29,17 @@ class Labels:
     def variable(self, problem: Problem, generator: torch.Generator) -> Variable:
         """Labels [N] as a constant, or logits [N, classes, ...] to be learned.
 
-        The order of recovered labels carries no meaning: images are assigned to them by the attack.
+        Recovered labels come in random order, for the client's own is unknown: sorted ones would
+        give a simulated batch examples of one class.
         """
         if problem.output_shape[1:]:
             raise LeakscopeError(
                 "labels of a network with more than one answer per example cannot be read off: "
                 "use an attack that learns them, such as sapag, or pass them as labels="
             )
-        return Variable(self.recover(problem))
+        labels = self.recover(problem)
+        order = torch.randperm(len(labels), generator=generator)
+        return Variable(labels[order.to(labels.device)])
 
     def recover(self, problem: Problem) -> Tensor:
         """Labels [N] in ascending order, repeats included."""
