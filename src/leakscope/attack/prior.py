@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -85,14 +86,19 @@ class EpochOrder(Prior):
         """Spread of the epochs' summaries; ``x`` are the dummies of all epochs in turn."""
         epochs = len(x) // problem.num_examples
         if self.filters:
-            generator = torch.Generator().manual_seed(0)
-            shape = (self.filters, x.shape[1], 3, 3)
-            kernel = torch.randn(shape, generator=generator).to(x) / (9 * x.shape[1]) ** 0.5
-            x = functional.conv2d(x, kernel, padding=1)
+            x = functional.conv2d(x, _random_filters(self.filters, x.shape[1]).to(x), padding=1)
         each = x.unflatten(0, (epochs, problem.num_examples))
         summary: Tensor = each.amax(1) if self.filters else each.mean(1)
         # The mean of (a - b)^2 over all pairs is twice the variance.
         return self.weight * 2 * summary.var(0, correction=0).mean()
+
+
+@lru_cache(maxsize=4)
+def _random_filters(count: int, channels: int) -> Tensor:
+    """[count, channels, 3, 3], always the same; drawn once, not in every iteration."""
+    generator = torch.Generator().manual_seed(0)
+    filters = torch.randn((count, channels, 3, 3), generator=generator)
+    return filters / math.sqrt(9 * channels)
 
 
 @dataclass(frozen=True)

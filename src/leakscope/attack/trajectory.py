@@ -141,11 +141,14 @@ class Bezier(Trajectory):
         """How far P1 and d have strayed, and the optional classification loss."""
         start, end = both_ends(problem)
         total = x.new_zeros(())
-        for name, point in under(dict(theta), "path/").items():
-            middle = start[name].lerp(end[name], 0.5)
-            total = total + self.keep_path * (point - middle).square().sum()
-        for scaling in under(dict(theta), "scaling/").values():
-            total = total + self.keep_scaling * (scaling - 1).square().sum()
+        # Each is as large as the network: those that weigh nothing are not computed.
+        if self.keep_path:
+            for name, point in under(dict(theta), "path/").items():
+                middle = start[name].lerp(end[name], 0.5)
+                total = total + self.keep_path * (point - middle).square().sum()
+        if self.keep_scaling:
+            for scaling in under(dict(theta), "scaling/").values():
+                total = total + self.keep_scaling * (scaling - 1).square().sum()
         if self.classification:
             loss = problem.loss(self._weights(problem, theta), x, y)
             total = total + self.classification * loss

@@ -84,7 +84,8 @@ def probe(job: Job, on_progress: Progress) -> Estimate | None:
     except Exception:
         return None
     finally:
-        job.checkpoint.with_suffix(".probe").unlink(missing_ok=True)
+        for left in job.checkpoint.parent.glob(f"{job.checkpoint.stem}.probe*"):
+            left.unlink(missing_ok=True)  # one per restart
     # The first iteration allocates and may compile; with restarts there are more than asked for.
     pauses = [later - sooner for sooner, later in pairwise(times)]
     if not pauses:

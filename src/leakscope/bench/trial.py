@@ -12,15 +12,13 @@ from typing import Protocol
 from leakscope import measure
 from leakscope.attack.attack import Attack
 from leakscope.attack.closed_form import ClosedForm
+from leakscope.attack.distance import Cosine
 from leakscope.attack.papers import RECIPES
 from leakscope.attack.reconstruction import Reconstruction
 from leakscope.attack.solver import Progress
 from leakscope.bench import epochs, text, victim
 from leakscope.bench.table import Row
 from leakscope.errors import LeakscopeError
-
-COSINE = {"ig", "ig_fedavg", "sme", "nl_sme", "nl_sme_path", "nl_sme_scaling"}
-"""Recipes whose distance is the cosine, so that their last match is the papers' L_sim."""
 
 
 class Trial(Protocol):
@@ -161,7 +159,8 @@ def _score(row: Row, attacked: victim.Attacked, found: Reconstruction) -> dict[s
         "seconds": found.seconds,
         "iterations": float(len(found.history["match"])),
     }
-    if row.recipe.name in COSINE:
+    attack = build(row)
+    if isinstance(attack, Attack) and attack.distance == Cosine():  # the papers' L_sim
         metrics["l_sim"] = found.history["match"][-1].item()
     if not row.labels_known:
         metrics["label_accuracy"] = measure.label_accuracy(found.labels, attacked.labels)
