@@ -48,7 +48,9 @@ IMAGENET = {
     "resnet152": 60_192_808,
 }
 
+LENET_TANH = conv(1, 6, 5) + conv(6, 16, 5) + dense(400, 120) + dense(120, 84) + dense(84, 1000)
 VIT_BLOCK = 384 * 3 * 384 + dense(384, 384) + 2 * 384 + dense(384, 768) + dense(768, 384)
+VIT_REST = 4 * VIT_BLOCK + 3 * 2 * 384 + 2 * 384 + dense(384, 768) + dense(768, 1000)
 
 PARAMETERS = {
     "cnn-femnist": conv(1, 32, 3) + conv(32, 64, 3) + dense(64 * 7 * 7, 100) + dense(100, 1000),
@@ -56,9 +58,8 @@ PARAMETERS = {
     "mlp": dense(28 * 28, 1000) + dense(1000, 1000) + dense(1000, 1000),
     "lenet-zhu": conv(3, 12, 5) + 2 * conv(12, 12, 5) + dense(768, 1000),
     "lenet5-sapag": conv(3, 12, 5) + 3 * conv(12, 12, 5) + dense(12 * 32 * 32, 1000),
-    "lenet-tanh": (
-        conv(1, 6, 5) + conv(6, 16, 5) + dense(400, 120) + dense(120, 84) + dense(84, 1000)
-    ),
+    "lenet-tanh": LENET_TANH,
+    "lenet-tanh-softmax": LENET_TANH,
     # Batch norm adds two parameters for each of the 64 * (1 + 2 + 2 + 5 * 4) channels.
     "convnet": (
         conv(3, 64, 3)
@@ -83,16 +84,8 @@ PARAMETERS = {
     **{f"{name}-small": count - 7680 for name, count in IMAGENET.items()},
     "resnet18-sigmoid": IMAGENET["resnet18"] - 7680,
     # The first block has no norm before its attention; 49 patches and the class token.
-    "vit-a": (
-        dense(16, 384)
-        + 384
-        + 50 * 384
-        + 4 * VIT_BLOCK
-        + 3 * 2 * 384
-        + 2 * 384
-        + dense(384, 768)
-        + dense(768, 1000)
-    ),
+    "vit-a": dense(16, 384) + 384 + 50 * 384 + VIT_REST,
+    "vit-a-whole": dense(28 * 28, 384) + 384 + 2 * 384 + VIT_REST,
 }
 
 # Small inputs, so that the second derivative of the big networks takes a second or two.

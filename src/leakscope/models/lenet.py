@@ -34,17 +34,22 @@ def lenet_sigmoid(
     return network
 
 
-def lenet_tanh(*, classes: int, channels: int, size: int) -> nn.Sequential:
+def lenet_tanh(*, classes: int, channels: int, size: int, softmax: bool = False) -> nn.Sequential:
     """LeNet (LeCun et al. 1998) with tanh: [N, channels, size, size] -> [N, classes].
 
     SME (Zhu et al. 2023, appendix G). As in its public code the average pooling pads by one, so
-    28x28 reaches the dense layers as 5x5 without padding the image. That code ends in a softmax
-    under a cross-entropy that applies softmax again; the paper does not mention it, and here the
-    network returns logits.
+    28x28 reaches the dense layers as 5x5 without padding the image.
+
+    Args:
+        classes: number of outputs.
+        channels: channels of the images.
+        size: side of the images in pixels.
+        softmax: end in a softmax, although the client's cross-entropy applies softmax again, as
+            in that code: it keeps gradients so small that SME's client can learn with step 0.4.
     """
     side = (size - 4) // 2 + 1
     side = (side - 4) // 2 + 1
-    return nn.Sequential(
+    network = nn.Sequential(
         OrderedDict[str, nn.Module](
             conv1=nn.Conv2d(channels, 6, 5),
             tanh1=nn.Tanh(),
@@ -60,3 +65,6 @@ def lenet_tanh(*, classes: int, channels: int, size: int) -> nn.Sequential:
             fc3=nn.Linear(84, classes),
         )
     )
+    if softmax:
+        network.add_module("softmax", nn.Softmax(dim=1))
+    return network

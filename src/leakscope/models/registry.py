@@ -79,7 +79,14 @@ REGISTRY: dict[str, Entry] = {
         32,
         "LeNet-5 with sigmoid, 4 convolutions, no stride; SAPAG section VI-A",
     ),
-    "lenet-tanh": Entry(lenet_tanh, 1, 28, "LeNet of 1998 with tanh; SME appendix G", smallest=12),
+    "lenet-tanh": Entry(lenet_tanh, 1, 28, "LeNet of 1998 with tanh", smallest=12),
+    "lenet-tanh-softmax": Entry(
+        partial(lenet_tanh, softmax=True),
+        1,
+        28,
+        "lenet-tanh ending in a softmax, under a loss that has another; SME appendix G",
+        smallest=12,
+    ),
     "convnet": Entry(
         convnet, 3, 32, "8 convolutions with batch norm; IG figure 8, D = 64", smallest=9
     ),
@@ -116,8 +123,11 @@ REGISTRY: dict[str, Entry] = {
         partial(VitA, _PATCH),
         1,
         28,
-        "vision transformer type A, 4 blocks of width 384; APRIL, SME appendix G",
+        "vision transformer type A, 4 blocks of width 384, patches of 4x4; APRIL",
         smallest=_PATCH,
         multiple_of=_PATCH,
+    ),
+    "vit-a-whole": Entry(
+        partial(VitA, None), 1, 28, "vit-a with the image as its only patch; SME appendix G"
     ),
 }

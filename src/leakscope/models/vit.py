@@ -79,14 +79,19 @@ class VitA(nn.Module):
     G): width 384, 4 heads, 4 blocks, MLPs twice as wide with GELU, no bias on queries, keys and
     values, a class token, a head with one hidden layer.
 
-    Our choice: patches of ``patch`` pixels (SME's code takes the whole 28x28 image as one patch),
-    and position embeddings drawn from N(0, 0.02^2) as in ViT (SME's code starts them at zero,
-    which makes the untrained network blind to the order of the patches).
+    Our choice: position embeddings drawn from N(0, 0.02^2) as in ViT (SME's code starts them at
+    zero, which makes the untrained network blind to the order of the patches).
+
+    Args:
+        patch: side of a patch in pixels; ``None`` for the whole image, as in SME's code.
+        classes: number of outputs.
+        channels: channels of the images.
+        size: side of the images in pixels.
     """
 
-    def __init__(self, patch: int, *, classes: int, channels: int, size: int) -> None:
+    def __init__(self, patch: int | None, *, classes: int, channels: int, size: int) -> None:
         super().__init__()
-        self.patch = patch
+        self.patch = patch = patch or size
         self.embedding = nn.Linear(channels * patch * patch, _WIDTH)
         self.class_token = nn.Parameter(torch.zeros(1, 1, _WIDTH))
         self.positions = nn.Parameter(torch.empty(1, (size // patch) ** 2 + 1, _WIDTH))
