@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,11 +11,12 @@ from torch import Tensor, nn
 
 import leakscope as ls
 from leakscope import LeakscopeError, papers
-from leakscope.attack.distance import Cosine, Euclidean
-from leakscope.attack.prior import Box, TotalVariation
+from leakscope.attack.attack import Emphasis
+from leakscope.attack.distance import Cosine, Euclidean, Partial
+from leakscope.attack.prior import Box, EpochOrder, SoftBox, SquaredVariation, TotalVariation
 from leakscope.attack.problem import Problem
-from leakscope.attack.schedule import StepDecay
-from leakscope.attack.solver import Adam, Objective, Variable, solve
+from leakscope.attack.schedule import ExponentialDecay, StepDecay
+from leakscope.attack.solver import Adam, LookAhead, Objective, Variable, solve
 from leakscope.attack.trajectory import Line, Start
 from victims import examples, same_bits, tiny, tiny_update
 
@@ -253,3 +255,38 @@ def test_reconstructions_round_trip(tmp_path: Path) -> None:
     tiny_update().save(tmp_path / "u.safetensors")
     with pytest.raises(LeakscopeError, match="not a reconstruction"):
         ls.Reconstruction.load(tmp_path / "u.safetensors")
+
+
+BAD_PARTS: dict[str, tuple[Callable[[], object], str]] = {
+    "negative smoothing": (lambda: TotalVariation(-1.0), "weight of TotalVariation is -1"),
+    "smoothing is no number": (lambda: SquaredVariation(float("nan")), "weight of SquaredVar"),
+    "endless penalty": (lambda: SoftBox(float("inf")), "weight of SoftBox is inf"),
+    "negative order": (lambda: EpochOrder(-2.0), "weight of EpochOrder is -2"),
+    "decay never": (lambda: ExponentialDecay(0.9, 0), "every is 0: use 1 or more"),
+    "decay to nothing": (lambda: StepDecay(0.0), "factor of the decay is 0.0"),
+    "emphasis of nothing": (lambda: Emphasis(0.0, 1.0), "first emphasis is 0.0"),
+    "emphasis beyond the end": (lambda: Emphasis(1.0, 2.0, until=1.5), "at most 1"),
+    "looking too far": (lambda: LookAhead(1.5, 0.1), "share of the gradient ahead is 1.5"),
+    "looking backwards": (lambda: LookAhead(0.5, -0.1), "radius of the look-ahead is -0.1"),
+    "climbing path": (lambda: papers.nl_sme(penalty=-1.0), "keep_path is -1"),
+    "beside the line": (lambda: papers.sme(alpha=1.5), "alpha is 1.5: use 0 or more and at most 1"),
+    "no step": (lambda: papers.sme(lr=0.0), "lr is 0.0: use a number above 0"),
+    "no restart": (lambda: papers.dlg(restarts=0), "restarts is 0: use 1 or more"),
+    "misspelt start": (
+        lambda: papers.sapag(start=cast("Any", "gray")),
+        "did you mean 'grey'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), BAD_PARTS.values(), ids=BAD_PARTS.keys())
+def test_parts_refuse_numbers_out_of_range(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(LeakscopeError, match=message):
+        make()
+
+
+def test_what_an_attack_needs_follows_from_its_parts() -> None:
+    whole = papers.dlg_adam()
+    assert "client's lr" in whole.needs
+    assert replace(whole, distance=Partial(whole.distance, 0.5)).needs == whole.needs
+    assert "client's lr" not in papers.fedleak().needs

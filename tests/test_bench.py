@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -129,6 +131,17 @@ def test_other_settings_are_other_trials(desk: Path, monkeypatch: pytest.MonkeyP
     assert path != store.job(ROWS[0], 0).checkpoint
 
 
+def test_other_sentences_are_other_trials(desk: Path) -> None:
+    store = Store(desk / "out", desk)
+    spoken = row("DLG", "dlg_adam", victim=None, kind="text")
+    (desk / "text").mkdir()
+    (desk / "text" / "sst2.tsv").write_text("one sentence", encoding="utf-8")
+    path = store.job(spoken, 0).checkpoint
+    (desk / "text" / "sst2.tsv").write_text("another one", encoding="utf-8")
+    sources.fingerprint.cache_clear()
+    assert path != store.job(spoken, 0).checkpoint
+
+
 def test_a_failing_trial_is_recorded_and_tried_again(
     bench: Callable[..., Run], desk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +251,41 @@ def test_a_dying_process_takes_nothing_with_it() -> None:
     assert found["better"] == "BETTER"
     assert found["bad"] == Lost("its process died, perhaps for want of memory")
     assert found["slow"] == Lost("gave no sign of life for 2 s")
+
+
+def note_and_sleep(place: str, report: object) -> None:
+    Path(place).write_text(str(os.getpid()), encoding="utf-8")
+    time.sleep(60)
+
+
+def work_for(place: str) -> None:
+    with Pool(1, threads=1) as pool:
+        list(pool.do(note_and_sleep, [place], lambda job, share: None))
+
+
+def test_nobody_goes_on_working_for_a_killed_run(tmp_path: Path) -> None:
+    place = tmp_path / "worker"
+    run = multiprocessing.get_context("spawn").Process(target=work_for, args=(str(place),))
+    run.start()
+    until(lambda: place.is_file() and place.read_text(encoding="utf-8") != "")
+    worker = int(place.read_text(encoding="utf-8"))
+    run.kill()
+    until(lambda: not running(worker))
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize(

@@ -282,6 +282,11 @@ BAD = {
         "attack u.safetensors --model own.py:tiny --attack ig --option tv --out out",
         "write it as NAME=VALUE",
     ),
+    "iterations given twice": (
+        "attack u.safetensors --model own.py:tiny --attack ig --iterations 5 "
+        "--option iterations=9 --out out",
+        "iterations is given twice",
+    ),
     "option is no number": (
         "attack u.safetensors --model own.py:tiny --attack ig --option tv=much --out out",
         "options.tv",

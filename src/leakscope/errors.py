@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 
 
@@ -11,6 +12,27 @@ class LeakscopeError(ValueError):
 
     The command line prints the message in one line and exits with code 2.
     """
+
+
+def require(
+    name: str, value: float, *, above: float | None = None, least: float = 0, most: float = math.inf
+) -> None:
+    """Refuse a number that is not finite or out of range.
+
+    Args:
+        name: of the field.
+        value: what it was set to.
+        above: what it must exceed.
+        least: the smallest it may be where ``above`` is not given.
+        most: the largest it may be.
+    """
+    low = value >= least if above is None else value > above
+    if low and value <= most and math.isfinite(value):
+        return
+    words = f"{least:g} or more" if above is None else f"a number above {above:g}"
+    if most < math.inf:
+        words += f" and at most {most:g}"
+    raise LeakscopeError(f"{name} is {value}: use {words}")
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> LeakscopeError:

@@ -6,14 +6,14 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 import leakscope
 from leakscope.attack.checkpoint import Checkpoint
-from leakscope.attack.distance import Distance, Euclidean, GaussianKernel
+from leakscope.attack.distance import Distance
 from leakscope.attack.labels import Automatic, Known, Labels, Single
 from leakscope.attack.prior import Prior
 from leakscope.attack.problem import Problem
@@ -21,9 +21,12 @@ from leakscope.attack.reconstruction import Reconstruction
 from leakscope.attack.simulation import Simulation
 from leakscope.attack.solver import Objective, Progress, Solution, Solver, Variable, solve
 from leakscope.attack.trajectory import Start, Trajectory
-from leakscope.errors import LeakscopeError
+from leakscope.errors import require, unknown
 from leakscope.federated.local import behaviour
 from leakscope.update import Update, under
+
+Beginning = Literal["noise", "grey"]
+"""Images begin as N(0, 1) in normalised pixels, or as constant grey."""
 
 SOLVED = 1e-4
 """Once a restart has brought the match below this share of where it began, no other follows."""
@@ -41,6 +44,11 @@ class Emphasis:
     first: float
     last: float
     until: float = 0.5
+
+    def __post_init__(self) -> None:
+        require("first emphasis", self.first, above=0)
+        require("last emphasis", self.last, above=0)
+        require("until", self.until, above=0, most=1)
 
     def __call__(self, share: Tensor) -> Tensor:
         """The factor after ``share`` of all iterations."""
@@ -77,7 +85,7 @@ class Attack:
         priors: what is known about images.
         solver: how the objective is minimised.
         labels: where labels come from unless they are given to :meth:`run`.
-        start: images begin as N(0, 1) in normalised pixels, or as constant grey.
+        start: how images begin.
         restarts: runs from different starts, of which the best match is kept.
         emphasis: schedule of a factor on the distance.
     """
@@ -87,13 +95,14 @@ class Attack:
     priors: tuple[Prior, ...]
     solver: Solver
     labels: Labels = field(default_factory=Automatic)
-    start: Literal["noise", "grey"] = "noise"
+    start: Beginning = "noise"
     restarts: int = 1
     emphasis: Emphasis | None = None
 
     def __post_init__(self) -> None:
-        if self.restarts < 1:
-            raise LeakscopeError(f"restarts is {self.restarts}: use at least 1")
+        require("restarts", self.restarts, least=1)
+        if self.start not in get_args(Beginning):
+            raise unknown("start", self.start, get_args(Beginning))
 
     @property
     def needs(self) -> str:
@@ -102,8 +111,7 @@ class Attack:
         if isinstance(self.trajectory, Simulation):
             words = f"weights before and after, and {settings}"
         elif isinstance(self.trajectory, Start):
-            scale = isinstance(self.distance, Euclidean | GaussianKernel)
-            extra = f" with {settings}" if scale else ""
+            extra = f" with {settings}" if self.distance.sees_scale else ""
             words = f"one gradient, or weights before and after{extra}"
         else:
             words = "weights before and after"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from leakscope.attack.layers import LayerWeights
 from leakscope.attack.problem import Problem
-from leakscope.errors import LeakscopeError
+from leakscope.errors import require
 from leakscope.update import State
 
 Compare = Callable[[State], Tensor]
@@ -20,6 +20,11 @@ Compare = Callable[[State], Tensor]
 
 class Distance(Protocol):
     """Compares movements of the weights; all that does not change is prepared once."""
+
+    @property
+    def sees_scale(self) -> bool:
+        """Whether length counts: then the client's step size and steps must be known."""
+        ...
 
     def against(self, problem: Problem) -> Compare:
         """The comparison with what was observed."""
@@ -43,6 +48,7 @@ class Cosine:
     """
 
     layers: LayerWeights | None = None
+    sees_scale: ClassVar[bool] = False
 
     def against(self, problem: Problem) -> Compare:
         """The observed direction at unit length."""
@@ -73,6 +79,7 @@ class Euclidean:
 
     layers: LayerWeights | None = None
     summed: bool = False
+    sees_scale: ClassVar[bool] = True
 
     def against(self, problem: Problem) -> Compare:
         """The mean gradient of a step."""
@@ -97,6 +104,7 @@ class GaussianKernel:
     """
 
     layers: LayerWeights | None = None
+    sees_scale: ClassVar[bool] = True
 
     def against(self, problem: Problem) -> Compare:
         """The mean gradient of a step and the width of each layer's kernel."""
@@ -123,6 +131,8 @@ class AbsoluteCosine:
     Divided by |o|_1 both terms lie between 0 and about 2, whatever the size of the network.
     """
 
+    sees_scale: ClassVar[bool] = False
+
     def against(self, problem: Problem) -> Compare:
         """The observed direction at unit length."""
         cosine = Cosine().against(problem)
@@ -147,8 +157,12 @@ class Partial:
     keep: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.keep <= 1:
-            raise LeakscopeError(f"keep is {self.keep}: use a share above 0, at most 1")
+        require("keep", self.keep, above=0, most=1)
+
+    @property
+    def sees_scale(self) -> bool:
+        """As the inner distance."""
+        return self.distance.sees_scale
 
     def against(self, problem: Problem) -> Compare:
         """The inner distance, with the rest of both sides set to zero."""

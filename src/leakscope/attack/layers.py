@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from leakscope.attack.problem import Problem
-from leakscope.errors import LeakscopeError
+from leakscope.errors import require
 
 
 class LayerWeights(Protocol):
@@ -62,8 +62,7 @@ class ReluLinear:
     beta: float
 
     def __post_init__(self) -> None:
-        if not self.beta > 0:
-            raise LeakscopeError(f"beta is {self.beta}: use a number above 0")
+        require("beta", self.beta, above=0)
 
     def of(self, problem: Problem) -> dict[str, float]:
         """Weights from a trace of the user's model."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from leakscope.attack.attack import Attack, Emphasis
+from leakscope.attack.attack import Attack, Beginning, Emphasis
 from leakscope.attack.closed_form import ClosedForm
 from leakscope.attack.distance import AbsoluteCosine, Cosine, Euclidean, GaussianKernel, Partial
 from leakscope.attack.labels import Joint, Single
@@ -93,9 +93,7 @@ def ig_fedavg(
     )
 
 
-def sapag(
-    iterations: int = 500, *, start: Literal["noise", "grey"] = "noise", restarts: int = 8
-) -> Attack:
+def sapag(iterations: int = 500, *, start: Beginning = "noise", restarts: int = 8) -> Attack:
     """SAPAG (Wang et al. 2020), section VI, with L-BFGS as on LeNet-5: for smooth, shallow nets.
 
     Like DLG's, its runs may end far from a solution: the best of several is kept. The paper
@@ -114,7 +112,7 @@ def sapag(
 
 
 def sapag_adamw(
-    iterations: int = 20_000, *, lr: float = 1e-3, start: Literal["noise", "grey"] = "noise"
+    iterations: int = 20_000, *, lr: float = 1e-3, start: Beginning = "noise"
 ) -> Attack:
     """SAPAG (Wang et al. 2020), sections VI and VII, with AdamW as on ResNet-18 and on text."""
     return Attack(

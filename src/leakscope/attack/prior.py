@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from leakscope.attack.problem import Problem
-from leakscope.errors import LeakscopeError
+from leakscope.errors import require
 
 
 class Prior:
@@ -30,14 +30,18 @@ class Prior:
 
 
 @dataclass(frozen=True)
-class TotalVariation(Prior):
-    """``weight * (mean |dx| + mean |dy|)``: neighbouring pixels are alike (IG, equation 4)."""
+class Weighted(Prior):
+    """Base of the priors that are a penalty times a ``weight``."""
 
     weight: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.weight < math.inf:
-            raise LeakscopeError(f"total variation weight is {self.weight}: use 0 or more")
+        require(f"weight of {type(self).__name__}", self.weight)
+
+
+@dataclass(frozen=True)
+class TotalVariation(Weighted):
+    """``weight * (mean |dx| + mean |dy|)``: neighbouring pixels are alike (IG, equation 4)."""
 
     def penalty(self, x: Tensor, problem: Problem) -> Tensor:
         """Anisotropic total variation of normalised images."""
@@ -47,10 +51,8 @@ class TotalVariation(Prior):
 
 
 @dataclass(frozen=True)
-class SquaredVariation(Prior):
+class SquaredVariation(Weighted):
     """``weight * sum (dx^2 + dy^2)`` with wrap-around, mean over images: DLFA's total variation."""
-
-    weight: float
 
     def penalty(self, x: Tensor, problem: Problem) -> Tensor:
         """Squared differences of neighbours; opposite edges are neighbours, too."""
@@ -59,10 +61,8 @@ class SquaredVariation(Prior):
 
 
 @dataclass(frozen=True)
-class SoftBox(Prior):
+class SoftBox(Weighted):
     """``weight * sum excess^2`` of pixels outside [0, 1], mean over images: DLFA's clip penalty."""
-
-    weight: float
 
     def penalty(self, x: Tensor, problem: Problem) -> Tensor:
         """Squared distance of the pixels, not normalised, to the valid range."""
@@ -71,7 +71,7 @@ class SoftBox(Prior):
 
 
 @dataclass(frozen=True)
-class EpochOrder(Prior):
+class EpochOrder(Weighted):
     """Every epoch has the same images in another order (DLFA).
 
     ``weight`` times the mean over all pairs of epochs of the mean squared difference between their
@@ -79,7 +79,6 @@ class EpochOrder(Prior):
     at every pixel to that many random 3x3 filters.
     """
 
-    weight: float
     filters: int = 0
 
     def penalty(self, x: Tensor, problem: Problem) -> Tensor:

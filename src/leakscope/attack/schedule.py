@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+from leakscope.errors import require
+
 
 class Schedule(Protocol):
     """Scales all step sizes as the run goes on."""
@@ -25,6 +27,9 @@ class StepDecay:
     factor: float = 0.1
     at: tuple[float, ...] = (3 / 8, 5 / 8, 7 / 8)
 
+    def __post_init__(self) -> None:
+        require("factor of the decay", self.factor, above=0)
+
     def __call__(self, iteration: int, total: int) -> float:
         """``factor`` to the power of the milestones passed."""
         return self.factor ** sum(iteration / total >= milestone for milestone in self.at)
@@ -36,6 +41,10 @@ class ExponentialDecay:
 
     factor: float
     every: int
+
+    def __post_init__(self) -> None:
+        require("factor of the decay", self.factor, above=0)
+        require("every", self.every, least=1)
 
     def __call__(self, iteration: int, total: int) -> float:
         """The multiplier, whatever the length of the run."""

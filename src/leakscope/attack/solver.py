@@ -5,7 +5,6 @@ A step is a pure function of tensors, so it can be stopped, stored, resumed and 
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from torch.func import grad_and_value
 
 from leakscope.attack.checkpoint import Checkpoint, Saved
 from leakscope.attack.schedule import Schedule, StepDecay
-from leakscope.errors import LeakscopeError
+from leakscope.errors import LeakscopeError, require
 from leakscope.update import State
 
 
@@ -69,6 +68,10 @@ class LookAhead:
     share: float
     radius: float
 
+    def __post_init__(self) -> None:
+        require("share of the gradient ahead", self.share, most=1)
+        require("radius of the look-ahead", self.radius)
+
     def __call__(self, differentiate: Differentiate) -> Differentiate:
         """The same differentiation with the images' gradient regularised."""
 
@@ -97,10 +100,8 @@ class Solver:
     decay: Schedule | None = None
 
     def __post_init__(self) -> None:
-        if self.iterations < 1:
-            raise LeakscopeError(f"iterations is {self.iterations}: use at least 1")
-        if not 0 < self.lr < math.inf:
-            raise LeakscopeError(f"lr is {self.lr}: use a number above 0")
+        require("iterations", self.iterations, least=1)
+        require("lr", self.lr, above=0)
 
     def scale(self, iteration: int) -> float:
         """Multiplier of all step sizes in ``iteration``, counted from 0."""

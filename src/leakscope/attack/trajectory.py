@@ -9,7 +9,7 @@ from torch import Tensor
 
 from leakscope.attack.problem import Problem
 from leakscope.attack.solver import Variable
-from leakscope.errors import LeakscopeError
+from leakscope.errors import LeakscopeError, require
 from leakscope.update import State, under
 
 
@@ -72,10 +72,8 @@ class Line(Trajectory):
     lr: float = 1e-3
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise LeakscopeError(f"alpha is {self.alpha}: use a number from 0 to 1")
-        if not self.lr >= 0:
-            raise LeakscopeError(f"lr of alpha is {self.lr}: use 0 or more")
+        require("alpha", self.alpha, most=1)
+        require("lr of alpha", self.lr)
 
     def variables(self, problem: Problem) -> dict[str, Variable]:
         """The place on the line, a scalar."""
@@ -114,6 +112,11 @@ class Bezier(Trajectory):
     keep_path: float
     keep_scaling: float
     classification: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("lr_t", "lr_path", "lr_scaling", "keep_path", "keep_scaling"):
+            require(name, getattr(self, name))
+        require("classification", self.classification)
 
     def variables(self, problem: Problem) -> dict[str, Variable]:
         """t, and for every tensor its part of P1 and d."""

@@ -100,7 +100,10 @@ def recipe_options(settings: Sequence[str], iterations: int | None) -> dict[str,
         name, equals, value = setting.partition("=")
         if not equals or not name:
             raise LeakscopeError(f"--option {setting!r}: write it as NAME=VALUE, such as tv=0.001")
-        options[name.strip()] = value.strip()
+        name = name.strip()
+        if name in options:
+            raise LeakscopeError(f"--option {setting!r}: {name} is given twice")
+        options[name] = value.strip()
     return options
 
 

@@ -10,9 +10,10 @@ from itertools import pairwise
 
 from torch import Tensor
 
+from leakscope.attack.simulation import Simulation
 from leakscope.attack.solver import Progress
 from leakscope.bench.table import Row
-from leakscope.bench.trial import KINDS, Job
+from leakscope.bench.trial import KINDS, Job, build
 from leakscope.errors import LeakscopeError
 
 ITERATIONS = 3
@@ -21,9 +22,6 @@ SECONDS_ENOUGH = 10.0
 
 SECONDS_AT_MOST = 300.0
 """A probe whose iteration (or round of training) takes longer is given up."""
-
-SIMULATING = {"dlfa", "ig_fedavg"}
-"""Recipes whose iterations take longer the more local steps the client did."""
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -55,7 +53,8 @@ def alike(row: Row) -> str:
     """The same text for rows whose trials take equally long per iteration."""
     if row.victim is None:
         return f"{row.kind} {row.recipe} {row.settings}"
-    steps = row.victim.steps if row.recipe.name in SIMULATING else 1
+    trajectory = getattr(build(row), "trajectory", None)
+    steps = row.victim.steps if isinstance(trajectory, Simulation) else 1
     shape = (row.victim.data, row.victim.model, row.victim.examples, row.victim.shares, steps)
     return f"{row.kind} {row.recipe} {row.labels_known} {dict(row.settings)} {shape}"
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.synchronize import Event
+from threading import Thread
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -194,9 +196,18 @@ def _end(workers: list[_Worker]) -> None:
             worker.process.join()
 
 
+def _outlive_nobody() -> None:
+    """End this process at once when its parent is gone, however long the current iteration."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
 def _serve(connection: Connection[Any, Any], stop: Event, threads: int) -> None:
     """A worker's life: jobs come in, shares and results go out, until the other end closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    Thread(target=_outlive_nobody, daemon=True).start()
     torch.set_num_threads(threads)
     reported = time.monotonic()
 
@@ -206,10 +217,7 @@ def _serve(connection: Connection[Any, Any], stop: Event, threads: int) -> None:
             raise KeyboardInterrupt
         if time.monotonic() - reported >= SECONDS_BETWEEN_REPORTS:
             reported = time.monotonic()
-            try:
-                connection.send((done / total, None))
-            except OSError:  # the parent is gone
-                raise KeyboardInterrupt from None
+            connection.send((done / total, None))
 
     with suppress(KeyboardInterrupt, EOFError, OSError):
         while True:

@@ -57,6 +57,14 @@ def locate(folder: Path, name: str) -> Path:
     return path
 
 
+def locate_text(folder: Path) -> Path:
+    """The file of the sentences, one in every line, which must exist."""
+    path = folder / "text" / "sst2.tsv"
+    if not path.is_file():
+        raise LeakscopeError(f"{path}: file not found: put a text file there, a sentence a line")
+    return path
+
+
 @lru_cache(maxsize=2)
 def load(folder: Path, name: str) -> Dataset:
     """The data set called ``name``."""

@@ -63,11 +63,12 @@ class Store:
 
     def _key(self, row: Row) -> str:
         """What the outcome depends on besides the repeat; ``build`` fills in recipes' defaults."""
-        data = ""
-        if row.victim is not None:
-            data = sources.fingerprint(sources.locate(self.data, row.victim.data))
+        if row.victim is None:
+            file = sources.locate_text(self.data)
+        else:
+            file = sources.locate(self.data, row.victim.data)
         task = (row.victim, row.recipe, row.labels_known, row.kind, row.settings, row.iterations)
-        identity = repr((leakscope.__version__, data, task, build(row)))
+        identity = repr((leakscope.__version__, sources.fingerprint(file), task, build(row)))
         return hashlib.sha256(identity.encode()).hexdigest()
 
 

@@ -7,13 +7,10 @@ from pathlib import Path
 from leakscope import measure, models
 from leakscope.attack.papers import RECIPES
 from leakscope.attack.solver import Progress
+from leakscope.bench import sources
 from leakscope.bench.table import Row
 from leakscope.data import text
-from leakscope.errors import LeakscopeError
 from leakscope.federated import Client
-
-SENTENCES = Path("text") / "sst2.tsv"
-"""In the data folder: a sentence in every line."""
 
 WORDS, VOCABULARY = 15, 500
 
@@ -26,10 +23,7 @@ def attack_sentence(
     ``words`` is the share of words found, order aside, as the paper's examples are counted;
     ``token_accuracy`` the share found in their place. Both also for the no-update baseline.
     """
-    path = data / SENTENCES
-    if not path.is_file():
-        raise LeakscopeError(f"{path}: file not found: put a text file there, a sentence a line")
-    sentences = text.read(path, length=WORDS)
+    sentences = text.read(sources.locate_text(data), length=WORDS)
     vocabulary = text.Vocabulary.of(sentences, most=VOCABULARY)
     truth = vocabulary.encode([sentences[repeat % len(sentences)]])
     model = models.text.build(len(vocabulary), seed=repeat)
