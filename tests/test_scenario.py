@@ -47,7 +47,7 @@ def test_defaults_are_filled_in() -> None:
         "name": "sme",
         "label": "sme",
         "labels": "recovered",
-        "options": {"iterations": 1000, "lr": 1.0, "tv": 0.1, "alpha": 0.5},
+        "options": {"iterations": 1000, "lr": 1.0, "tv": 0.1, "alpha": 0.5, "decay": True},
     }
     own = {"data": {"source": "npz:x.npz"}, "attacks": [{"name": "ig"}]}
     assert Scenario.model_validate(own).client.normalize is None

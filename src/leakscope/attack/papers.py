@@ -13,7 +13,7 @@ from leakscope.attack.labels import Joint, Single
 from leakscope.attack.layers import Exponential, Falling, ReluLinear
 from leakscope.attack.lbfgs import LBFGS
 from leakscope.attack.prior import Box, EpochOrder, SoftBox, SquaredVariation, TotalVariation
-from leakscope.attack.schedule import CosineDecay, ExponentialDecay
+from leakscope.attack.schedule import CosineDecay, ExponentialDecay, StepDecay
 from leakscope.attack.simulation import Simulation
 from leakscope.attack.solver import Adam, LookAhead
 from leakscope.attack.trajectory import Bezier, Line, Start
@@ -57,7 +57,14 @@ def idlg(iterations: int = 300, *, lr: float = 1.0, restarts: int = 8) -> Attack
     )
 
 
-def ig(iterations: int = 4800, *, lr: float = 0.1, tv: float = 1e-2, sign: bool = True) -> Attack:
+def ig(
+    iterations: int = 4800,
+    *,
+    lr: float = 0.1,
+    tv: float = 1e-2,
+    sign: bool = True,
+    decay: bool = True,
+) -> Attack:
     """Inverting Gradients (Geiping et al. 2020), section 4 and appendix C.
 
     Made for one gradient. On weights after many local steps it is the baseline that SME is
@@ -67,7 +74,7 @@ def ig(iterations: int = 4800, *, lr: float = 0.1, tv: float = 1e-2, sign: bool 
         trajectory=Start(),
         distance=Cosine(),
         priors=(TotalVariation(tv), Box()),
-        solver=Adam(lr=lr, iterations=iterations, sign=sign),
+        solver=Adam(lr=lr, iterations=iterations, decay=StepDecay() if decay else None, sign=sign),
     )
 
 
@@ -165,13 +172,23 @@ def dlfa(iterations: int = 400, *, data: Literal["femnist", "cifar"] = "cifar") 
     )
 
 
-def sme(iterations: int = 1000, *, lr: float = 1.0, tv: float = 0.01, alpha: float = 0.5) -> Attack:
-    """Surrogate Model Extension (Zhu et al. 2023), algorithm 1 and appendix D."""
+def sme(
+    iterations: int = 1000,
+    *,
+    lr: float = 1.0,
+    tv: float = 0.01,
+    alpha: float = 0.5,
+    decay: bool = True,
+) -> Attack:
+    """Surrogate Model Extension (Zhu et al. 2023), algorithm 1 and appendix D.
+
+    A vision transformer is attacked with ``lr=0.1, decay=False`` (SME's public code).
+    """
     return Attack(
         trajectory=Line(alpha=alpha, lr=1e-3),
         distance=Cosine(),
         priors=(TotalVariation(tv / 2), Box()),  # SME takes the mean over both directions
-        solver=Adam(lr=lr, iterations=iterations),
+        solver=Adam(lr=lr, iterations=iterations, decay=StepDecay() if decay else None),
     )
 
 

@@ -182,9 +182,10 @@ def _table_6() -> tuple[Row, ...]:
 
 
 def _table_7() -> tuple[Row, ...]:
-    # SME's public code attacks the transformer with a smaller step than appendix D says.
-    gentle = {"IG": Recipe("ig", 1000, {**IG.options, "lr": 0.1})}
-    gentle |= {"SME": Recipe("sme", 1000, {**SME.options, "lr": 0.1})}
+    # SME's public code attacks the transformer with a smaller step than appendix D says, which
+    # does not decay.
+    gentle = {"IG": Recipe("ig", 1000, {**IG.options, "lr": 0.1, "decay": False})}
+    gentle |= {"SME": Recipe("sme", 1000, {**SME.options, "lr": 0.1, "decay": False})}
     rows: list[Row] = []
     for model, epochs, examples, *printed in _TABLE_7:
         victim = Victim(
@@ -226,6 +227,6 @@ TABLES = (
         "Other networks, FEMNIST, labels known",
         _REFERENCE,
         _table_7(),
-        note="IG and SME attack vit-a-whole with lr 0.1, as SME's public code does.",
+        note="IG and SME attack vit-a-whole with lr 0.1 and no decay, as SME's public code does.",
     ),
 )
