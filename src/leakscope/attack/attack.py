@@ -19,11 +19,19 @@ from leakscope.attack.prior import Prior
 from leakscope.attack.problem import Problem
 from leakscope.attack.reconstruction import Reconstruction
 from leakscope.attack.simulation import Simulation
-from leakscope.attack.solver import Objective, Progress, Solution, Solver, Variable, solve
+from leakscope.attack.solver import (
+    Objective,
+    Progress,
+    Refresh,
+    Solution,
+    Solver,
+    Variable,
+    solve,
+)
 from leakscope.attack.trajectory import Start, Trajectory
 from leakscope.errors import require, unknown
 from leakscope.federated.local import behaviour
-from leakscope.update import Update, under
+from leakscope.update import State, Update, under
 
 Beginning = Literal["noise", "grey"]
 """Images begin as N(0, 1) in normalised pixels, or as constant grey."""
@@ -73,6 +81,16 @@ class View:
     labels: Tensor | None = None
     weight: float = 1.0
     prefix: str = ""
+
+    def share_of(self, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Its images, and their labels [n] or class probabilities [n, classes]."""
+        x, y = values["images"], values["labels"]
+        if y.is_floating_point():
+            y = y.softmax(1)
+        return (
+            x if self.members is None else x[self.members],
+            y if self.labels is None else self.labels,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +214,7 @@ class Attack:
                     objective,
                     variables,
                     self.solver,
+                    refresh=self._refresh(views),
                     on_progress=_shifted(on_progress, restart, self.restarts),
                     checkpoint=stores[-1] if stores else None,
                 )
@@ -254,15 +273,10 @@ class Attack:
         compared = [(view, self.distance.against(view.problem)) for view in views]
 
         def objective(values: Mapping[str, Tensor], share: Tensor) -> tuple[Tensor, Tensor]:
-            x, y = values["images"], values["labels"]
-            if y.is_floating_point():
-                y = y.softmax(1)
+            x = values["images"]
             match, penalty = x.new_zeros(()), x.new_zeros(())
             for view, compare in compared:
-                its = (
-                    x if view.members is None else x[view.members],
-                    y if view.labels is None else view.labels,
-                )
+                its = view.share_of(values)
                 theta = under(dict(values), view.prefix)
                 predicted = self.trajectory.predict(view.problem, *its, theta)
                 match = match + view.weight * compare(predicted)
@@ -273,6 +287,18 @@ class Attack:
             return weight * match + penalty, match
 
         return objective
+
+    def _refresh(self, views: Sequence[View]) -> Refresh:
+        def refresh(values: State, done: int) -> State:
+            return {
+                view.prefix + name: tensor
+                for view in views
+                for name, tensor in self.trajectory.refresh(
+                    view.problem, *view.share_of(values), done, self.solver.iterations
+                ).items()
+            }
+
+        return refresh
 
 
 def _shifted(on_progress: Progress | None, restart: int, restarts: int) -> Progress | None:

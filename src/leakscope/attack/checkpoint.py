@@ -18,6 +18,7 @@ class Saved(NamedTuple):
     """The state of the loop between two iterations."""
 
     values: State
+    constants: State
     state: State
     track: Tensor
     done: int
@@ -25,9 +26,11 @@ class Saved(NamedTuple):
 
     def to(self, device: torch.device) -> Saved:
         """The same on ``device``."""
-        values = {name: tensor.to(device) for name, tensor in self.values.items()}
-        state = {name: tensor.to(device) for name, tensor in self.state.items()}
-        return Saved(values, state, self.track.to(device), self.done, self.seconds)
+        values, constants, state = (
+            {name: tensor.to(device) for name, tensor in part.items()}
+            for part in (self.values, self.constants, self.state)
+        )
+        return Saved(values, constants, state, self.track.to(device), self.done, self.seconds)
 
 
 @dataclass
@@ -52,6 +55,7 @@ class Checkpoint:
     def save(self, loop: Saved) -> None:
         """Replace the file, whole or not at all."""
         tensors = {f"values/{name}": tensor for name, tensor in loop.values.items()}
+        tensors |= {f"constants/{name}": tensor for name, tensor in loop.constants.items()}
         tensors |= {f"state/{name}": tensor for name, tensor in loop.state.items()}
         tensors["track"] = loop.track
         metadata = {"key": self.key, "done": str(loop.done), "seconds": repr(loop.seconds)}
@@ -72,6 +76,7 @@ class Checkpoint:
 
         return Saved(
             values=under(tensors, "values/"),
+            constants=under(tensors, "constants/"),
             state=under(tensors, "state/"),
             track=tensors["track"],
             done=int(metadata["done"]),

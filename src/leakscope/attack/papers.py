@@ -13,6 +13,7 @@ from leakscope.attack.labels import Joint, Single
 from leakscope.attack.layers import Exponential, Falling, ReluLinear
 from leakscope.attack.lbfgs import LBFGS
 from leakscope.attack.prior import Box, EpochOrder, SoftBox, SquaredVariation, TotalVariation
+from leakscope.attack.retrace import Retrace
 from leakscope.attack.schedule import CosineDecay, ExponentialDecay, StepDecay
 from leakscope.attack.simulation import Simulation
 from leakscope.attack.solver import Adam, LookAhead
@@ -233,6 +234,23 @@ def nl_sme_scaling(iterations: int = 1000, *, tv: float = 0.01) -> Attack:
     return nl_sme(iterations, tv=tv, path=False)
 
 
+def retrace(
+    iterations: int = 300,
+    *,
+    lr: float = 1.0,
+    tv: float = 0.01,
+    nodes: int = 3,
+    every: int = 25,
+) -> Attack:
+    """Retrace, leakscope's own: follow the path that a replay of the client takes."""
+    return Attack(
+        trajectory=Retrace(nodes=nodes, every=every),
+        distance=Cosine(),
+        priors=(TotalVariation(tv / 2), Box()),
+        solver=Adam(lr=lr, iterations=iterations),
+    )
+
+
 def fedleak(
     iterations: int = 1000, *, keep: float = 0.3, share: float = 0.6, radius: float = 0.1
 ) -> Attack:
@@ -278,6 +296,7 @@ RECIPES: dict[str, Callable[..., Attack | ClosedForm]] = {
         nl_sme_path,
         nl_sme_scaling,
         fedleak,
+        retrace,
     )
 }
 """Every recipe by its name on the command line and in scenarios."""

@@ -13,9 +13,10 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.func import vjp
 
+from leakscope.attack import optimizer
 from leakscope.attack.problem import Problem
 from leakscope.attack.trajectory import Trajectory, both_ends
-from leakscope.update import Protocol, State
+from leakscope.update import State
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Simulation(Trajectory):
         size = math.isqrt(len(batches) - 1) + 1
         segments = [batches[i : i + size] for i in range(0, len(batches), size)]
         names = list(problem.before)
-        flow = [*problem.before.values(), *_fresh(protocol, problem.before)]
+        flow = _flat(problem.before, *optimizer.fresh(protocol, problem.before))
         # Labels that are learned get a gradient, integers are constants.
         data = [x, y] if y.is_floating_point() else [x]
         done = 0
@@ -125,50 +126,10 @@ def _train(
     ]
     for number, (which, whose) in enumerate(batches, start=done + 1):
         gradient = problem.gradient(weights, x[which], y[whose])
-        weights, buffers = _step(problem.protocol, weights, gradient, buffers, number)
-    return [*weights.values(), *(t for buffer in buffers for t in buffer.values())]
+        weights, buffers = optimizer.step(problem.protocol, weights, gradient, buffers, number)
+    return _flat(weights, *buffers)
 
 
-def _fresh(protocol: Protocol, weights: State) -> list[Tensor]:
-    """The optimiser's buffers before the first step, one after another."""
-    count = 2 if protocol.optimizer != "sgd" else int(protocol.momentum > 0)
-    return [torch.zeros_like(tensor) for _ in range(count) for tensor in weights.values()]
-
-
-def _step(
-    protocol: Protocol, weights: State, gradient: State, buffers: list[State], number: int
-) -> tuple[State, list[State]]:
-    """One step of the client's optimiser, as ``torch.optim`` does it, without side effects.
-
-    ``gradient`` already contains coupled weight decay; ``number`` counts from 1.
-    """
-    assert protocol.lr is not None
-    lr = protocol.lr
-    if protocol.optimizer != "sgd":
-        return _adam_step(protocol, lr, weights, gradient, buffers, number)
-    move = gradient
-    if buffers:
-        speed = {n: protocol.momentum * buffers[0][n] + g for n, g in gradient.items()}
-        nesterov = {n: g + protocol.momentum * speed[n] for n, g in gradient.items()}
-        move, buffers = (nesterov if protocol.nesterov else speed), [speed]
-    return {n: w - lr * move[n] for n, w in weights.items()}, buffers
-
-
-def _adam_step(
-    protocol: Protocol,
-    lr: float,
-    weights: State,
-    gradient: State,
-    buffers: list[State],
-    number: int,
-) -> tuple[State, list[State]]:
-    (b1, b2), (first, second) = protocol.betas, buffers
-    first = {n: b1 * first[n] + (1 - b1) * g for n, g in gradient.items()}
-    second = {n: b2 * second[n] + (1 - b2) * g.square() for n, g in gradient.items()}
-    decay = protocol.weight_decay * lr if protocol.optimizer == "adamw" else 0.0
-    moved = {}
-    for name, weight in weights.items():
-        # The square root has no slope at zero; the tiny number keeps its derivative finite.
-        spread = (second[name] / (1 - b2**number) + 1e-30).sqrt() + protocol.eps
-        moved[name] = weight * (1 - decay) - lr / (1 - b1**number) * first[name] / spread
-    return moved, [first, second]
+def _flat(*states: State) -> list[Tensor]:
+    """All tensors, one after another."""
+    return [tensor for state in states for tensor in state.values()]

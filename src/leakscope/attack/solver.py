@@ -53,6 +53,10 @@ class Objective(Protocol):
 Differentiate = Callable[[State], tuple[State, tuple[Tensor, Tensor]]]
 """Maps values to their gradients and (loss, match)."""
 
+Refresh = Callable[[State, int], State]
+"""Called before every iteration with all values and the number of iterations done; what it returns
+takes the place of constants, or joins them."""
+
 Progress = Callable[[int, int, Tensor | None], None]
 """Called after every iteration with (done, total, match), where work without a match gives
 ``None``. Reading ``match`` may cost a device synchronisation: the callee decides how often to."""
@@ -226,6 +230,7 @@ def solve(
     variables: Mapping[str, Variable],
     solver: Solver,
     *,
+    refresh: Refresh | None = None,
     on_progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> Solution:
@@ -235,6 +240,7 @@ def solve(
         objective: pure function of all values.
         variables: what it depends on.
         solver: the update rule and its schedule.
+        refresh: computes constants anew that follow from the values of the others.
         on_progress: called after every iteration.
         checkpoint: where to store the state from time to time and to resume from.
     """
@@ -243,12 +249,15 @@ def solve(
     learned = {name: v for name, v in variables.items() if v.lr is not None}
     values = {name: v.value for name, v in learned.items()}
     track = torch.zeros((solver.iterations, 2), device=values["images"].device)
-    loop = Saved(values, solver.start(values), track, done=0, seconds=0.0)
+    loop = Saved(values, constants, solver.start(values), track, done=0, seconds=0.0)
     if checkpoint is not None and (saved := checkpoint.load()) is not None:
         loop = saved.to(track.device)
         began -= loop.seconds
     try:
         while loop.done < solver.iterations and not solver.finished(loop.state):
+            constants = loop.constants
+            if refresh is not None:
+                constants = {**constants, **refresh({**constants, **loop.values}, loop.done)}
             share = torch.tensor(loop.done / solver.iterations, device=track.device)
             values, state, losses = solver.step(
                 _differentiation(objective, constants, share),
@@ -261,7 +270,8 @@ def solve(
                 ),
             )
             loop.track[loop.done] = losses
-            loop = Saved(values, state, loop.track, loop.done + 1, time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            loop = Saved(values, constants, state, loop.track, loop.done + 1, seconds)
             if on_progress is not None:
                 on_progress(loop.done, solver.iterations, losses[1])
             if checkpoint is not None and checkpoint.due():
@@ -272,7 +282,7 @@ def solve(
         raise
     if checkpoint is not None:
         checkpoint.save(loop)
-    found = {**constants, **solver.answer(loop.values, loop.state)}
+    found = {**loop.constants, **solver.answer(loop.values, loop.state)}
     loss, match = objective(found, torch.ones_like(track[0, 0]))
     if not (loss.isfinite() and match.isfinite()):
         raise LeakscopeError("the attack diverged (its loss is not finite): lower its lr")

@@ -37,6 +37,14 @@ class Trajectory:
         """A scalar added to the objective; nothing by default."""
         return x.new_zeros(())
 
+    def refresh(self, problem: Problem, x: Tensor, y: Tensor, iteration: int, total: int) -> State:
+        """Further entries of theta, to hold from ``iteration`` of ``total`` on; counted from 0.
+
+        They follow from the dummy data, but no gradient flows through them. Nothing by default,
+        and nothing whenever those of an earlier iteration still hold.
+        """
+        return {}
+
     def copies(self, problem: Problem) -> int:
         """How many dummies stand for one image of the client."""
         return 1
