@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import leakscope as ls
 from leakscope import LeakscopeError, papers
-from leakscope.attack.attack import Emphasis
+from leakscope.attack.attack import Attack, Emphasis
 from leakscope.attack.distance import Cosine, Euclidean, Partial
 from leakscope.attack.prior import Box, EpochOrder, SoftBox, SquaredVariation, TotalVariation
 from leakscope.attack.problem import Problem
@@ -178,11 +178,12 @@ def test_euclidean_sees_the_mean_gradient_of_a_step() -> None:
         torch.testing.assert_close(trained.mean_gradient()[name], tensor, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("attack", [papers.sme(20), papers.retrace(20, every=5)])
 def test_an_interrupted_attack_goes_on_to_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: Attack
 ) -> None:
     model, update = tiny(), tiny_update()
-    attack, path = papers.sme(20), tmp_path / "half.safetensors"
+    path = tmp_path / "half.safetensors"
     whole = attack.run(model, update, seed=3)
     monkeypatch.setattr("leakscope.attack.checkpoint.Checkpoint.due", lambda self: True)
 

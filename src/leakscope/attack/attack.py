@@ -18,6 +18,7 @@ from leakscope.attack.labels import Automatic, Known, Labels, Single
 from leakscope.attack.prior import Prior
 from leakscope.attack.problem import Problem
 from leakscope.attack.reconstruction import Reconstruction
+from leakscope.attack.retrace import Retrace
 from leakscope.attack.simulation import Simulation
 from leakscope.attack.solver import (
     Objective,
@@ -126,7 +127,7 @@ class Attack:
     def needs(self) -> str:
         """What must have been sent and what must be known about the client, in words."""
         settings = "the client's lr, epochs, batch_size and optimizer"
-        if isinstance(self.trajectory, Simulation):
+        if isinstance(self.trajectory, Simulation | Retrace):
             words = f"weights before and after, and {settings}"
         elif isinstance(self.trajectory, Start):
             extra = f" with {settings}" if self.distance.sees_scale else ""

@@ -77,13 +77,17 @@ def momentum(protocol: Protocol, carried: float, fresh: float) -> tuple[float, f
     return carried, fresh + protocol.momentum * carried if protocol.nesterov else carried
 
 
-def gains(protocol: Protocol, buffers: list[State], number: int) -> State:
-    """What Adam multiplies its momentum by in step ``number``; nothing for SGD."""
+def gains(protocol: Protocol, buffers: list[State], number: int, damping: float) -> State:
+    """What Adam multiplies its momentum by in step ``number``; nothing for SGD.
+
+    Weights with almost no gradient are multiplied by almost anything, rounding errors included:
+    no entry is divided by less than ``damping`` times the mean of its tensor.
+    """
     if protocol.optimizer == "sgd":
         return {}
     unbias = 1 - protocol.betas[0] ** number
     spread = adam_spread(protocol, buffers[1], number)
-    return {name: 1 / (unbias * tensor) for name, tensor in spread.items()}
+    return {name: 1 / (unbias * torch.maximum(t, damping * t.mean())) for name, t in spread.items()}
 
 
 def no_gain(protocol: Protocol, weights: State) -> State:

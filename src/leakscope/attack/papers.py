@@ -241,10 +241,11 @@ def retrace(
     tv: float = 0.01,
     nodes: int = 3,
     every: int = 25,
+    damping: float = 1e-3,
 ) -> Attack:
     """Retrace, leakscope's own: follow the path that a replay of the client takes."""
     return Attack(
-        trajectory=Retrace(nodes=nodes, every=every),
+        trajectory=Retrace(nodes=nodes, every=every, damping=damping),
         distance=Cosine(),
         priors=(TotalVariation(tv / 2), Box()),
         solver=Adam(lr=lr, iterations=iterations),

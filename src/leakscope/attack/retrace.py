@@ -37,14 +37,17 @@ class Retrace(Trajectory):
     Attributes:
         nodes: K, places on the path where a gradient is computed, at most one per step.
         every: iterations between two replays.
+        damping: of Adam's division, as a share of its mean.
     """
 
     nodes: int = 3
     every: int = 25
+    damping: float = 1e-3
 
     def __post_init__(self) -> None:
         require("nodes", self.nodes, least=1)
         require("every", self.every, least=1)
+        require("damping", self.damping)
 
     def refresh(self, problem: Problem, x: Tensor, y: Tensor, iteration: int, total: int) -> State:
         """Weights and factors of all nodes from a new replay, when it is due."""
@@ -53,7 +56,7 @@ class Retrace(Trajectory):
         start, end = both_ends(problem)
         steps = problem.protocol.steps(problem.num_examples)
         nodes = quadrature(self.nodes, steps)
-        replayed = replay(problem, x, y, nodes, seed=iteration)
+        replayed = replay(problem, x, y, nodes, damping=self.damping, seed=iteration)
         moved = {name: start[name] - replayed.end[name] for name in start}
         trust = (1 - _distance(moved, problem.observed)).clamp_min(0)
         ratio = trust * _length(problem.observed) / _length(moved).clamp_min(1e-30)
@@ -130,7 +133,13 @@ class Replay(NamedTuple):
 
 @torch.no_grad()
 def replay(
-    problem: Problem, x: Tensor, y: Tensor, nodes: Iterable[Node] = (), *, seed: int = 0
+    problem: Problem,
+    x: Tensor,
+    y: Tensor,
+    nodes: Iterable[Node] = (),
+    *,
+    damping: float = 0.0,
+    seed: int = 0,
 ) -> Replay:
     """Train as the client's protocol says.
 
@@ -139,6 +148,7 @@ def replay(
         x: normalised images [N, C, H, W].
         y: labels [N] or class probabilities [N, classes].
         nodes: places of interest.
+        damping: of the nodes' factors, see :func:`optimizer.gains`.
         seed: of the order of examples, which is not known.
     """
     protocol = problem.protocol
@@ -161,7 +171,7 @@ def replay(
             gradient = problem.gradient(weights, x[batch], y[batch])
             number += 1
             weights, buffers = optimizer.step(protocol, weights, gradient, buffers, number)
-            gains = optimizer.gains(protocol, buffers, number)
+            gains = optimizer.gains(protocol, buffers, number, damping)
             for index, node in enumerate(nodes):
                 inside = float(node.first < number <= node.last)
                 shares[index], gain = optimizer.momentum(protocol, shares[index], inside)
