@@ -46,6 +46,7 @@ class Victim:
         normalize: whether the network sees normalised images, as in most papers, or plain ones.
         pick: which images: any (``random``), of ``distinct`` classes, or ``varied`` ones of five
             writers (NL-SME, section V-C).
+        settings: any other field of :class:`~leakscope.update.Protocol`; it may also override lr.
     """
 
     data: str
@@ -59,6 +60,7 @@ class Victim:
     trained: Training | None = None
     normalize: bool = True
     pick: Literal["random", "distinct", "varied"] = "random"
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:

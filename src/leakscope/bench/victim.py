@@ -65,9 +65,9 @@ def make(victim: Victim, folder: Path, repeat: int, on_round: OnRound | None = N
         labels,
         epochs=victim.epochs,
         batch_size=victim.batch_size,
-        lr=victim.lr,
         normalize=sources.SOURCES[victim.data].normalize if victim.normalize else None,
         seed=repeat,
+        **{"lr": victim.lr, **victim.settings},
     )
     update = client.gradient() if victim.shares == "gradient" else client.train()
     return Attacked(model, update, images, labels)
