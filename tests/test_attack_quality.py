@@ -7,7 +7,6 @@ import torch
 
 import leakscope as ls
 from leakscope import papers
-from leakscope.attack.retrace import replay_score
 
 
 def victim(
@@ -44,7 +43,7 @@ def test_on_many_local_steps_sme_beats_ig_and_retrace_beats_sme(cifar100: ls.dat
     assert psnr["sme"] > 24
     assert match["sme"] < 0.065 < match["ig"]
     assert psnr["retrace"] > psnr["sme"] + 1.5
-    scores = {name: replay_score(model, update, each) for name, each in found.items()}
+    scores = {name: ls.replay_score(model, update, each) for name, each in found.items()}
     assert scores["retrace"] > scores["sme"] > scores["ig"]
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 import pytest
@@ -253,24 +253,26 @@ def test_a_dying_process_takes_nothing_with_it() -> None:
     assert found["slow"] == Lost("gave no sign of life for 2 s")
 
 
-def note_and_sleep(place: str, report: object) -> None:
-    Path(place).write_text(str(os.getpid()), encoding="utf-8")
-    time.sleep(60)
+def lock_and_sleep(place: str, report: object) -> None:
+    with Path(place).open("w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        Path(f"{place}.held").touch()
+        time.sleep(60)
 
 
 def work_for(place: str) -> None:
     with Pool(1, threads=1) as pool:
-        list(pool.do(note_and_sleep, [place], lambda job, share: None))
+        list(pool.do(lock_and_sleep, [place], lambda job, share: None))
 
 
 def test_nobody_goes_on_working_for_a_killed_run(tmp_path: Path) -> None:
     place = tmp_path / "worker"
     run = multiprocessing.get_context("spawn").Process(target=work_for, args=(str(place),))
     run.start()
-    until(lambda: place.is_file() and place.read_text(encoding="utf-8") != "")
-    worker = int(place.read_text(encoding="utf-8"))
+    until(Path(f"{place}.held").is_file)
     run.kill()
-    until(lambda: not running(worker))
+    with place.open(encoding="utf-8") as file:
+        until(lambda: lockable(file))
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -280,10 +282,10 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def running(pid: int) -> bool:
+def lockable(file: TextIO) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
     return True
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -15,16 +13,7 @@ from leakscope.attack.distance import Cosine
 from leakscope.attack.problem import Problem
 from leakscope.attack.simulation import Simulation
 from leakscope.federated.local import make_optimizer
-from victims import examples, tiny
-
-CLIENTS: dict[str, dict[str, Any]] = {
-    "sgd": {"lr": 0.1},
-    "sgd with weight decay": {"lr": 0.1, "weight_decay": 0.1},
-    "momentum": {"lr": 0.05, "momentum": 0.9},
-    "nesterov": {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
-    "adam": {"lr": 0.01, "optimizer": "adam", "weight_decay": 0.1},
-    "adamw": {"lr": 0.01, "optimizer": "adamw", "weight_decay": 0.5},
-}
+from victims import CLIENTS, examples, tiny
 
 
 @pytest.mark.parametrize("name", CLIENTS)

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 import leakscope as ls
+
+CLIENTS: dict[str, dict[str, Any]] = {
+    "sgd": {"lr": 0.1},
+    "sgd with weight decay": {"lr": 0.1, "weight_decay": 0.1},
+    "momentum": {"lr": 0.05, "momentum": 0.9},
+    "nesterov": {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+    "adam": {"lr": 0.01, "optimizer": "adam", "weight_decay": 0.1},
+    "adamw": {"lr": 0.01, "optimizer": "adamw", "weight_decay": 0.5},
+}
+"""A client of every optimiser."""
 
 
 def tiny(classes: int = 5, channels: int = 1, size: int = 12) -> nn.Module:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from leakscope.attack import papers
     from leakscope.attack.attack import Attack
     from leakscope.attack.reconstruction import Reconstruction
+    from leakscope.attack.retrace import replay_score
     from leakscope.errors import LeakscopeError
     from leakscope.federated.client import Client
     from leakscope.update import Protocol, Update
@@ -32,6 +33,7 @@ __all__ = [
     "measure",
     "models",
     "papers",
+    "replay_score",
 ]
 
 _HOMES = {
@@ -40,6 +42,7 @@ _HOMES = {
     "LeakscopeError": "leakscope.errors",
     "Protocol": "leakscope.update",
     "Reconstruction": "leakscope.attack.reconstruction",
+    "replay_score": "leakscope.attack.retrace",
     "Update": "leakscope.update",
 }
 

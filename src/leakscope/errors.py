@@ -30,8 +30,7 @@ def require(
     if low and value <= most and math.isfinite(value):
         return
     words = f"{least:g} or more" if above is None else f"a number above {above:g}"
-    if most < math.inf:
-        words += f" and at most {most:g}"
+    words += f" and at most {most:g}" if most < math.inf else ", and finite"
     raise LeakscopeError(f"{name} is {value}: use {words}")
 
 

@@ -18,8 +18,6 @@ from leakscope.attack.labels import Automatic, Known, Labels, Single
 from leakscope.attack.prior import Prior
 from leakscope.attack.problem import Problem
 from leakscope.attack.reconstruction import Reconstruction
-from leakscope.attack.retrace import Retrace
-from leakscope.attack.simulation import Simulation
 from leakscope.attack.solver import (
     Objective,
     Progress,
@@ -88,10 +86,9 @@ class View:
         x, y = values["images"], values["labels"]
         if y.is_floating_point():
             y = y.softmax(1)
-        return (
-            x if self.members is None else x[self.members],
-            y if self.labels is None else self.labels,
-        )
+        if self.members is not None:
+            x, y = x[self.members], y[self.members]
+        return x, y if self.labels is None else self.labels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +124,7 @@ class Attack:
     def needs(self) -> str:
         """What must have been sent and what must be known about the client, in words."""
         settings = "the client's lr, epochs, batch_size and optimizer"
-        if isinstance(self.trajectory, Simulation | Retrace):
+        if self.trajectory.replays:
             words = f"weights before and after, and {settings}"
         elif isinstance(self.trajectory, Start):
             extra = f" with {settings}" if self.distance.sees_scale else ""
@@ -295,7 +292,7 @@ class Attack:
                 view.prefix + name: tensor
                 for view in views
                 for name, tensor in self.trajectory.refresh(
-                    view.problem, *view.share_of(values), done, self.solver.iterations
+                    view.problem, *view.share_of(values), done
                 ).items()
             }
 

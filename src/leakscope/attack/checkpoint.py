@@ -33,6 +33,13 @@ class Saved(NamedTuple):
         return Saved(values, constants, state, self.track.to(device), self.done, self.seconds)
 
 
+FORMAT = "2"
+"""Of the file; another is ignored."""
+
+BUSY = 0.05
+"""Share of the time that may be spent on writing."""
+
+
 @dataclass
 class Checkpoint:
     """Stores the loop's state in one file, at most every ``every`` seconds.
@@ -46,22 +53,32 @@ class Checkpoint:
     path: Path
     key: str
     every: float = 10.0
-    _last: float = field(default_factory=time.monotonic, repr=False)
+    _next: float = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._next = time.monotonic() + self.every
 
     def due(self) -> bool:
         """Whether it is time to write again."""
-        return time.monotonic() - self._last >= self.every
+        return time.monotonic() >= self._next
 
     def save(self, loop: Saved) -> None:
         """Replace the file, whole or not at all."""
+        began = time.monotonic()
         tensors = {f"values/{name}": tensor for name, tensor in loop.values.items()}
         tensors |= {f"constants/{name}": tensor for name, tensor in loop.constants.items()}
         tensors |= {f"state/{name}": tensor for name, tensor in loop.state.items()}
         tensors["track"] = loop.track
-        metadata = {"key": self.key, "done": str(loop.done), "seconds": repr(loop.seconds)}
+        metadata = {
+            "format": FORMAT,
+            "key": self.key,
+            "done": str(loop.done),
+            "seconds": repr(loop.seconds),
+        }
         stored = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
         write_safetensors(stored, metadata, self.path)
-        self._last = time.monotonic()
+        now = time.monotonic()
+        self._next = now + max(self.every, (now - began) / BUSY)
 
     def load(self) -> Saved | None:
         """The stored state, or ``None`` if there is none for this key."""
@@ -71,7 +88,7 @@ class Checkpoint:
             tensors, metadata = read_safetensors(self.path)
         except LeakscopeError:
             return None
-        if metadata.get("key") != self.key:
+        if (metadata.get("format"), metadata.get("key")) != (FORMAT, self.key):
             return None
 
         return Saved(

@@ -188,10 +188,14 @@ def _check(
         raise LeakscopeError(
             f"the epochs have {totals} examples: all must cover the same images of the client"
         )
-    if attack.trajectory.copies(Problem.of(model, epochs[0][0], device)) > 1:
-        raise LeakscopeError(
-            "this attack gives every local epoch images of its own and takes one update: use agic"
-        )
+    for update in (update for epoch in epochs for update in epoch):
+        problem = Problem.of(model, update, device)
+        attack.trajectory.variables(problem)  # complains about what it must know
+        if attack.trajectory.copies(problem) > 1:
+            raise LeakscopeError(
+                "this attack gives every local epoch images of its own and takes one update: "
+                "use agic"
+            )
 
 
 def _views(

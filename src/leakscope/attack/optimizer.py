@@ -61,33 +61,36 @@ def adam_spread(protocol: Protocol, second: State, number: int) -> State:
     return {n: (v / unbias + 1e-30).sqrt() + protocol.eps for n, v in second.items()}
 
 
-def momentum(protocol: Protocol, carried: float, fresh: float) -> tuple[float, float]:
+def momentum(protocol: Protocol, carried: float, own: float) -> tuple[float, float]:
     """How much of some steps' gradients is in the momentum, and in the movement, of a step.
 
     Args:
         protocol: of the client.
         carried: how much was in the momentum before.
-        fresh: 1 if the step's own gradient is among them, else 0.
+        own: 1 if the step's own gradient is among them, else 0.
     """
     if protocol.optimizer != "sgd":
         b1 = protocol.betas[0]
-        carried = b1 * carried + (1 - b1) * fresh
+        carried = b1 * carried + (1 - b1) * own
         return carried, carried
-    carried = protocol.momentum * carried + fresh
-    return carried, fresh + protocol.momentum * carried if protocol.nesterov else carried
+    carried = protocol.momentum * carried + own
+    return carried, own + protocol.momentum * carried if protocol.nesterov else carried
 
 
 def gains(protocol: Protocol, buffers: list[State], number: int, damping: float) -> State:
     """What Adam multiplies its momentum by in step ``number``; nothing for SGD.
 
     Weights with almost no gradient are multiplied by almost anything, rounding errors included:
-    no entry is divided by less than ``damping`` times the mean of its tensor.
+    no entry is divided by less than ``damping`` times the mean of its tensor. One that never had
+    a gradient does not move, so its gain is 0.
     """
     if protocol.optimizer == "sgd":
         return {}
-    unbias = 1 - protocol.betas[0] ** number
-    spread = adam_spread(protocol, buffers[1], number)
-    return {name: 1 / (unbias * torch.maximum(t, damping * t.mean())) for name, t in spread.items()}
+    second, unbias = buffers[1], 1 - protocol.betas[0] ** number
+    return {
+        name: (second[name] > 0) / (unbias * torch.maximum(t, damping * t.mean()))
+        for name, t in adam_spread(protocol, second, number).items()
+    }
 
 
 def no_gain(protocol: Protocol, weights: State) -> State:

@@ -79,10 +79,19 @@ class Problem:
         # The fused attention kernels have no second derivative; the plain one has.
         with sdpa_kernel(SDPBackend.MATH):
             result: State = grad(lambda w: self.loss(w, x, y))(weights)
-        decay = self.protocol.weight_decay
-        if decay and self.after is not None and self.protocol.optimizer != "adamw":
-            return {name: tensor + decay * weights[name] for name, tensor in result.items()}
+        if self.after is not None and self.protocol.optimizer != "adamw":
+            decay = self.decay(len(x))
+            return {n: t + decay * weights[n] for n, t in result.items()} if decay else result
         return result
+
+    def decay(self, examples: int) -> float:
+        """Weight decay beside a loss over ``examples``.
+
+        A loss that sums over all of the client's batches at once needs the decay of as many steps.
+        """
+        size = self.protocol.batch_size
+        summed = self.protocol.reduction == "sum" and size is not None
+        return self.protocol.weight_decay * (-(-examples // size) if summed and size else 1)
 
     def pixels(self, x: Tensor) -> Tensor:
         """Normalised images as pixels, [0, 1] where they are valid."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -13,9 +14,14 @@ from torch import Tensor, nn
 from leakscope.attack import optimizer
 from leakscope.attack.problem import Problem
 from leakscope.attack.reconstruction import Reconstruction
+from leakscope.attack.solver import Variable
 from leakscope.attack.trajectory import Trajectory, both_ends
-from leakscope.errors import require
+from leakscope.errors import LeakscopeError, require
+from leakscope.federated.local import check_batch
 from leakscope.update import State, Update, under
+
+ORDERS = 7_000_000_000
+"""Seeds of replays begin here: the order of a client's examples must not be met by chance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +35,11 @@ class Retrace(Trajectory):
         w(s) = w0 + s (wT - w0) + trust |u| / |u'| (w'(s) - w0 - s (w'(1) - w0))
 
     where ' marks the replay, u = w0 - wT, and ``trust = max(0, cos(u', u))``. Dummies equal to the
-    client's data replay its path, and then the prediction has no error but the quadrature's.
+    client's data replay its path, but for the order of its examples, which is not known.
 
     P_k is what the optimiser does with a gradient of the steps around node k: 1 for plain SGD, the
-    steps that its momentum adds, and for Adam the division by its replayed second moment.
+    steps that its momentum adds, and for Adam the division by its replayed second moment; the less
+    trust, the nearer each entry is to the mean of its tensor.
 
     Attributes:
         nodes: K, places on the path where a gradient is computed, at most one per step.
@@ -42,14 +49,21 @@ class Retrace(Trajectory):
 
     nodes: int = 3
     every: int = 25
-    damping: float = 1e-3
+    damping: float = 1e-2
+    replays: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require("nodes", self.nodes, least=1)
         require("every", self.every, least=1)
         require("damping", self.damping)
 
-    def refresh(self, problem: Problem, x: Tensor, y: Tensor, iteration: int, total: int) -> State:
+    def variables(self, problem: Problem) -> dict[str, Variable]:
+        """None, but a complaint if the client cannot be replayed."""
+        both_ends(problem)
+        _check(problem)
+        return {}
+
+    def refresh(self, problem: Problem, x: Tensor, y: Tensor, iteration: int) -> State:
         """Weights and factors of all nodes from a new replay, when it is due."""
         if iteration % self.every:
             return {}
@@ -58,22 +72,27 @@ class Retrace(Trajectory):
         nodes = quadrature(self.nodes, steps)
         replayed = replay(problem, x, y, nodes, damping=self.damping, seed=iteration)
         moved = {name: start[name] - replayed.end[name] for name in start}
-        trust = (1 - _distance(moved, problem.observed)).clamp_min(0)
+        trust = _cosine(moved, problem.observed).clamp_min(0)
         ratio = trust * _length(problem.observed) / _length(moved).clamp_min(1e-30)
+        diverged = not ratio.isfinite()  # then all that is left is the straight line
         found = {}
         for number, node in enumerate(nodes):
             share = node.place / steps
             for name, here in replayed.weights[number].items():
-                bend = here - start[name] + share * moved[name]
                 line = start[name].lerp(end[name], share)
-                found[f"{number}/weights/{name}"] = line + ratio * bend
                 factor = replayed.factors[number][name] / steps
-                found[f"{number}/factor/{name}"] = factor.mean().lerp(factor, trust)
+                if diverged:
+                    factor = torch.full_like(factor, node.share)
+                else:
+                    line = line + ratio * (here - start[name] + share * moved[name])
+                    factor = factor.mean().lerp(factor, trust)
+                found[f"{number}/weights/{name}"] = line
+                found[f"{number}/factor/{name}"] = factor
         return found
 
     def predict(self, problem: Problem, x: Tensor, y: Tensor, theta: Mapping[str, Tensor]) -> State:
         """The mean movement of a local step."""
-        decay = problem.protocol.weight_decay if problem.protocol.optimizer == "adamw" else 0.0
+        decay = problem.decay(len(x)) if problem.protocol.optimizer == "adamw" else 0.0
         total: State = {}
         nodes = quadrature(self.nodes, problem.protocol.steps(problem.num_examples))
         for number, node in enumerate(nodes):
@@ -91,13 +110,13 @@ class Node(NamedTuple):
     """A place on the path of T steps.
 
     Attributes:
-        place: steps done there.
+        place: steps done there; between two steps for a fraction.
         first: of the steps it stands for, counted from 0.
         last: behind these.
         share: of all steps.
     """
 
-    place: int
+    place: float
     first: int
     last: int
     share: float
@@ -105,15 +124,16 @@ class Node(NamedTuple):
 
 def quadrature(nodes: int, steps: int) -> list[Node]:
     """Gauss-Legendre nodes on the axis of ``steps`` steps, at most one per step."""
-    nodes = min(nodes, steps)
-    if nodes == steps:
+    if nodes >= steps:
         return [Node(step, step, step + 1, 1 / steps) for step in range(steps)]
     roots, weights = np.polynomial.legendre.leggauss(nodes)
     edges = np.rint(np.cumsum([0.0, *weights]) / 2 * steps).astype(int).tolist()
-    places = np.rint((roots + 1) / 2 * steps - 0.5).astype(int).tolist()
+    # The gradient of step t is taken where t steps are done, half a step before its middle.
+    places = ((roots + 1) / 2 * steps - 0.5).clip(0, steps - 1).tolist()
     return [
         Node(place, first, last, (last - first) / steps)
         for place, first, last in zip(places, edges[:-1], edges[1:], strict=True)
+        if first < last
     ]
 
 
@@ -136,7 +156,7 @@ def replay(
     problem: Problem,
     x: Tensor,
     y: Tensor,
-    nodes: Iterable[Node] = (),
+    nodes: Sequence[Node] = (),
     *,
     damping: float = 0.0,
     seed: int = 0,
@@ -152,33 +172,31 @@ def replay(
         seed: of the order of examples, which is not known.
     """
     protocol = problem.protocol
-    protocol.need("lr", "epochs", "batch_size", "optimizer")
     assert protocol.epochs is not None
     assert protocol.batch_size is not None
-    nodes = list(nodes)
     weights, buffers = problem.before, optimizer.fresh(protocol, problem.before)
-    at: dict[int, State] = {}
-    shares = [0.0] * len(nodes)
+    wanted = {round_(node.place) for node in nodes for round_ in (math.floor, math.ceil)}
+    seen: dict[int, State] = {}
+    carried = [0.0] * len(nodes)
     factors = [optimizer.no_gain(protocol, weights) for _ in nodes]
-    order = torch.Generator().manual_seed(seed)
+    order = torch.Generator().manual_seed(ORDERS + seed)
     number = 0
     for _ in range(protocol.epochs):
         shuffled = torch.randperm(len(x), generator=order).to(x.device)
         for batch in shuffled.split(protocol.batch_size):
-            for node in nodes:
-                if node.place == number:
-                    at[number] = weights
+            if number in wanted:
+                seen[number] = weights
             gradient = problem.gradient(weights, x[batch], y[batch])
             number += 1
             weights, buffers = optimizer.step(protocol, weights, gradient, buffers, number)
-            gains = optimizer.gains(protocol, buffers, number, damping)
+            gains = optimizer.gains(protocol, buffers, number, damping) if nodes else {}
             for index, node in enumerate(nodes):
-                inside = float(node.first < number <= node.last)
-                shares[index], gain = optimizer.momentum(protocol, shares[index], inside)
+                own = float(node.first < number <= node.last)
+                carried[index], gain = optimizer.momentum(protocol, carried[index], own)
                 if gain:
                     for name, factor in factors[index].items():
                         factor += gain * gains[name] if gains else gain
-    return Replay([at[node.place] for node in nodes], factors, weights)
+    return Replay([_between(seen, node.place) for node in nodes], factors, weights)
 
 
 def replay_score(
@@ -186,30 +204,55 @@ def replay_score(
     update: Update,
     found: Reconstruction,
     *,
+    orders: int = 3,
     device: torch.device | str | None = None,
 ) -> float:
-    """How well training on ``found`` explains ``update``, from 1 (exactly) down to -1.
+    """How well training on ``found`` explains ``update``: 1 for exactly, 0 for not at all.
 
-    The cosine between the movement of a replay of the client and the one observed. It needs no
-    ground truth and is comparable across attacks. For one gradient it compares gradients.
+    The cosine between the movement of a replay of the client and the one observed, mean over some
+    orders of the examples, since the client's is not known: with several batches an epoch even the
+    truth has less than 1. It needs no ground truth and is comparable across attacks. For one
+    gradient it compares gradients.
     """
+    require("orders", orders, least=1)
     problem = Problem.of(model, update, device)
-    images = found.images.to(problem.low)
-    x = problem.low + images * (problem.high - problem.low)
+    expected = (problem.num_examples, *problem.shape)
+    if found.images.shape != expected:
+        raise LeakscopeError(
+            f"found has images {tuple(found.images.shape)}, the update is of {expected}: "
+            "score a reconstruction of this update"
+        )
+    x = problem.low.lerp(problem.high, found.images.to(problem.low))
     y = found.labels.to(x.device)
     if problem.after is None:
-        moved = problem.gradient(problem.before, x, y)
-    else:
-        end = replay(problem, x, y).end
+        return _cosine(problem.gradient(problem.before, x, y), problem.observed).item()
+    _check(problem)
+    scores = []
+    for seed in range(orders):
+        end = replay(problem, x, y, seed=seed).end
         moved = {name: start - end[name] for name, start in problem.before.items()}
-    return float(1 - _distance(moved, problem.observed))
+        scores.append(_cosine(moved, problem.observed))
+    return torch.stack(scores).mean().item()
+
+
+def _check(problem: Problem) -> None:
+    """Refuse an update whose client cannot be replayed."""
+    protocol = problem.protocol
+    protocol.need("lr", "epochs", "batch_size", "optimizer")
+    assert protocol.batch_size is not None
+    check_batch(problem.model, protocol, (problem.num_examples - 1) % protocol.batch_size + 1)
+
+
+def _between(seen: Mapping[int, State], place: float) -> State:
+    """The weights at ``place``, between those of two steps."""
+    low, high = seen[math.floor(place)], seen[math.ceil(place)]
+    return {name: tensor.lerp(high[name], place % 1) for name, tensor in low.items()}
 
 
 def _length(state: State) -> Tensor:
     return torch.stack([tensor.square().sum() for tensor in state.values()]).sum().sqrt()
 
 
-def _distance(a: State, b: State) -> Tensor:
-    """The cosine distance of two movements."""
+def _cosine(a: State, b: State) -> Tensor:
     dot = torch.stack([(a[name] * b[name]).sum() for name in b]).sum()
-    return 1 - dot / (_length(a) * _length(b)).clamp_min(1e-30)
+    return dot / (_length(a) * _length(b)).clamp_min(1e-30)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -31,6 +31,7 @@ class Simulation(Trajectory):
     """
 
     per_epoch: bool = False
+    replays: ClassVar[bool] = True
 
     def copies(self, problem: Problem) -> int:
         """One dummy per image, or one per image and epoch."""

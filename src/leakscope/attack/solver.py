@@ -288,7 +288,7 @@ def solve(
         raise LeakscopeError("the attack diverged (its loss is not finite): lower its lr")
     losses, matches = loop.track[: loop.done].cpu().unbind(1)
     return Solution(
-        values=found,
+        values={name: found[name] for name in variables},
         history={"loss": losses, "match": matches},
         match=match.item(),
         seconds=loop.seconds,

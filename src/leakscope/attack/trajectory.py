@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -14,7 +15,13 @@ from leakscope.update import State, under
 
 
 class Trajectory:
-    """Base of all trajectories; may own learnable parameters, and penalise them."""
+    """Base of all trajectories; may own learnable parameters, and penalise them.
+
+    Attributes:
+        replays: whether it goes through the client's local steps, whose settings must be known.
+    """
+
+    replays: ClassVar[bool] = False
 
     def variables(self, problem: Problem) -> dict[str, Variable]:
         """The learnable parameters at their start, each with its rate and projection."""
@@ -37,8 +44,8 @@ class Trajectory:
         """A scalar added to the objective; nothing by default."""
         return x.new_zeros(())
 
-    def refresh(self, problem: Problem, x: Tensor, y: Tensor, iteration: int, total: int) -> State:
-        """Further entries of theta, to hold from ``iteration`` of ``total`` on; counted from 0.
+    def refresh(self, problem: Problem, x: Tensor, y: Tensor, iteration: int) -> State:
+        """Further entries of theta, to hold from ``iteration`` on, counted from 0.
 
         They follow from the dummy data, but no gradient flows through them. Nothing by default,
         and nothing whenever those of an earlier iteration still hold.

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from leakscope.attack.simulation import Simulation
+from leakscope.attack.attack import Attack
 from leakscope.attack.solver import Progress
 from leakscope.bench.table import Row
 from leakscope.bench.trial import KINDS, Job, build
@@ -53,8 +53,9 @@ def alike(row: Row) -> str:
     """The same text for rows whose trials take equally long per iteration."""
     if row.victim is None:
         return f"{row.kind} {row.recipe} {row.settings}"
-    trajectory = getattr(build(row), "trajectory", None)
-    steps = row.victim.steps if isinstance(trajectory, Simulation) else 1
+    attack = build(row)
+    replays = isinstance(attack, Attack) and attack.trajectory.replays
+    steps = (row.victim.steps, row.victim.settings) if replays else 1
     shape = (row.victim.data, row.victim.model, row.victim.examples, row.victim.shares, steps)
     return f"{row.kind} {row.recipe} {row.labels_known} {dict(row.settings)} {shape}"
 
