@@ -77,6 +77,7 @@ class Retrace(Trajectory):
         diverged = not ratio.isfinite()  # then all that is left is the straight line
         found = {}
         for number, node in enumerate(nodes):
+            found[f"{number}/share"] = ratio.new_tensor(node.share)
             share = node.place / steps
             for name, here in replayed.weights[number].items():
                 line = start[name].lerp(end[name], share)
@@ -94,14 +95,15 @@ class Retrace(Trajectory):
         """The mean movement of a local step."""
         decay = problem.decay(len(x)) if problem.protocol.optimizer == "adamw" else 0.0
         total: State = {}
-        nodes = quadrature(self.nodes, problem.protocol.steps(problem.num_examples))
-        for number, node in enumerate(nodes):
+        for number in range(self.nodes):
+            if f"{number}/share" not in theta:
+                break  # fewer steps than nodes
             weights = under(dict(theta), f"{number}/weights/")
             factors = under(dict(theta), f"{number}/factor/")
             for name, gradient in problem.gradient(weights, x, y).items():
                 part = factors[name] * gradient
                 if decay:
-                    part = part + decay * node.share * weights[name]
+                    part = part + decay * theta[f"{number}/share"] * weights[name]
                 total[name] = total[name] + part if name in total else part
         return total
 
