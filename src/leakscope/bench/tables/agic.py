@@ -149,7 +149,8 @@ _LABELS = "Labels are recovered from the update. "
 _FEW = (
     "Four updates an epoch (the paper matches 1,000 images in table V and uses 200 in table VI): "
     "matching is far easier here, and where labels differ they alone decide it. In between, the "
-    "network learns all other images of the data file for an epoch. "
+    "network learns the other images of the data file for an epoch, in batches of 50, with a step "
+    "size that moves it as much as 1,000 single images and lr 1e-4 would. "
 )
 
 TABLES = (
