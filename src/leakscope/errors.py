@@ -30,7 +30,8 @@ def require(
     if low and value <= most and math.isfinite(value):
         return
     words = f"{least:g} or more" if above is None else f"a number above {above:g}"
-    words += f" and at most {most:g}" if most < math.inf else ", and finite"
+    words += f" and at most {most:g}" if most < math.inf else ""
+    words += "" if math.isfinite(value) else ", finite"
     raise LeakscopeError(f"{name} is {value}: use {words}")
 
 
