@@ -241,7 +241,7 @@ def retrace(
     tv: float = 0.01,
     nodes: int = 3,
     every: int = 25,
-    damping: float = 1e-2,
+    damping: float = 0.3,
 ) -> Attack:
     """Retrace, leakscope's own: follow the path that a replay of the client takes."""
     return Attack(

@@ -44,12 +44,13 @@ class Retrace(Trajectory):
     Attributes:
         nodes: K, places on the path where a gradient is computed, at most one per step.
         every: iterations between two replays.
-        damping: of Adam's division, as a share of its mean.
+        damping: of Adam's division, as a share of its mean. Less is more exact at the end of the
+            search, but leads it astray before (12.8 dB with 0.01, 17.9 with 0.3, one client).
     """
 
     nodes: int = 3
     every: int = 25
-    damping: float = 1e-2
+    damping: float = 0.3
     replays: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
