@@ -90,8 +90,8 @@ class Problem:
         A loss that sums over all of the client's batches at once needs the decay of as many steps.
         """
         size = self.protocol.batch_size
-        summed = self.protocol.reduction == "sum" and size is not None
-        return self.protocol.weight_decay * (-(-examples // size) if summed and size else 1)
+        batches = -(-examples // size) if size and self.protocol.reduction == "sum" else 1
+        return self.protocol.weight_decay * batches
 
     def pixels(self, x: Tensor) -> Tensor:
         """Normalised images as pixels, [0, 1] where they are valid."""
