@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 import leakscope as ls
 from leakscope import LeakscopeError, papers
+from leakscope.attack.adam import Adam, LookAhead
 from leakscope.attack.attack import Attack, Emphasis
 from leakscope.attack.distance import Cosine, Euclidean, Partial
 from leakscope.attack.prior import Box, EpochOrder, SoftBox, SquaredVariation, TotalVariation
 from leakscope.attack.problem import Problem
 from leakscope.attack.schedule import ExponentialDecay, StepDecay
-from leakscope.attack.solver import Adam, LookAhead, Objective, Variable, solve
+from leakscope.attack.solver import Objective, Variable, solve
 from leakscope.attack.trajectory import Line, Start
 from victims import examples, same_bits, tiny, tiny_update
 
@@ -239,7 +240,7 @@ def test_an_update_without_movement_is_refused() -> None:
 
 def test_recipes_read_like_their_constructor() -> None:
     text = repr(papers.sme())
-    assert "Line(alpha=0.5, lr=0.001)" in text
+    assert "Line(alpha=0.5, lr=0.001, every=5)" in text
     assert "TotalVariation(weight=0.005)" in text
     assert "Adam(lr=1.0, iterations=1000" in text
 

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 import leakscope as ls
 from leakscope import LeakscopeError, measure, papers
+from leakscope.attack.adam import Adam
 from leakscope.attack.distance import Cosine
 from leakscope.attack.labels import Counts, _round_to_counts, last_layer
 from leakscope.attack.prior import TotalVariation
 from leakscope.attack.problem import Problem
-from leakscope.attack.solver import Adam
 from leakscope.attack.trajectory import Line
 from leakscope.audit import Scenario, run
 from leakscope.federated import average, federate

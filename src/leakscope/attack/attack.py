@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import leakscope
 from leakscope.attack.checkpoint import Checkpoint
+from leakscope.attack.compiling import Compiling
 from leakscope.attack.distance import Distance
 from leakscope.attack.labels import Automatic, Known, Labels, Single
 from leakscope.attack.prior import Prior
@@ -143,6 +144,7 @@ class Attack:
         device: torch.device | str | None = None,
         on_progress: Progress | None = None,
         checkpoint: str | Path | None = None,
+        compiling: Compiling = "auto",
     ) -> Reconstruction:
         """Reconstruct the client's examples from ``update`` alone.
 
@@ -155,6 +157,9 @@ class Attack:
             on_progress: called after every iteration with (done, total, match).
             checkpoint: a file that keeps the half-finished attack; if it holds one, the attack
                 goes on from there. It is removed at the end.
+            compiling: whether to compile the attack's step: when that is expected to save time,
+                ``always`` or ``never``. It changes the last bits of the result, so where runs must
+                be the same to the bit, decide.
         """
         problem = Problem.of(model, update, device)
         source = self.labels if labels is None else Known(labels)
@@ -170,6 +175,7 @@ class Attack:
             on_progress=on_progress,
             checkpoint=None if checkpoint is None else Path(checkpoint),
             identity=identity,
+            compiling=compiling,
         )
 
     def reconstruct(
@@ -182,6 +188,7 @@ class Attack:
         on_progress: Progress | None = None,
         checkpoint: Path | None = None,
         identity: str = "",
+        compiling: Compiling = "auto",
     ) -> Reconstruction:
         """Find the images that explain all ``views`` at once.
 
@@ -193,6 +200,7 @@ class Attack:
             on_progress: called after every iteration.
             checkpoint: a file that keeps the half-finished attack.
             identity: what that file belongs to.
+            compiling: whether to compile the step.
         """
         whole = views[0].problem
         if count is not None:
@@ -215,6 +223,7 @@ class Attack:
                     refresh=self._refresh(views),
                     on_progress=_shifted(on_progress, restart, self.restarts),
                     checkpoint=stores[-1] if stores else None,
+                    compiling=compiling,
                 )
             )
             if solutions[-1].match < SOLVED * solutions[-1].history["match"][0]:
@@ -237,6 +246,7 @@ class Attack:
             attack=repr(self),
             seed=seed,
             labels_known=isinstance(source, Known),
+            compiled=best.compiled,
             parameters={name: t.cpu() for name, t in best.values.items() if t.ndim == 0},
         )
 

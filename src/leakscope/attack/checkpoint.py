@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,14 +16,29 @@ from leakscope.update import State, read_safetensors, under, write_safetensors
 
 
 class Saved(NamedTuple):
-    """The state of the loop between two iterations."""
+    """The state of the loop between two iterations.
+
+    Attributes:
+        values: of the variables that are learned.
+        constants: of the others.
+        state: the solver's own.
+        track: [iterations, 2], loss and match so far.
+        done: how many iterations.
+        place: on the schedule; further than ``done`` once a stage was left early.
+        begun: iterations done when the present stage began.
+        compiled: whether the step is, once that has been decided.
+        seconds: spent.
+    """
 
     values: State
     constants: State
     state: State
     track: Tensor
-    done: int
-    seconds: float
+    done: int = 0
+    place: int = 0
+    begun: int = 0
+    compiled: bool | None = None
+    seconds: float = 0.0
 
     def to(self, device: torch.device) -> Saved:
         """The same on ``device``."""
@@ -30,10 +46,13 @@ class Saved(NamedTuple):
             {name: tensor.to(device) for name, tensor in part.items()}
             for part in (self.values, self.constants, self.state)
         )
-        return Saved(values, constants, state, self.track.to(device), self.done, self.seconds)
+        track = self.track.to(device)
+        return self._replace(values=values, constants=constants, state=state, track=track)
 
 
-FORMAT = "2"
+_NUMBERS = ("done", "place", "begun", "compiled", "seconds")
+
+FORMAT = "3"
 """Of the file; another is ignored."""
 
 BUSY = 0.05
@@ -72,8 +91,7 @@ class Checkpoint:
         metadata = {
             "format": FORMAT,
             "key": self.key,
-            "done": str(loop.done),
-            "seconds": repr(loop.seconds),
+            "loop": json.dumps({name: getattr(loop, name) for name in _NUMBERS}),
         }
         stored = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
         write_safetensors(stored, metadata, self.path)
@@ -96,8 +114,7 @@ class Checkpoint:
             constants=under(tensors, "constants/"),
             state=under(tensors, "state/"),
             track=tensors["track"],
-            done=int(metadata["done"]),
-            seconds=float(metadata["seconds"]),
+            **json.loads(metadata["loop"]),
         )
 
     def remove(self) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from torch import Tensor
 
 from leakscope.update import Protocol, State
 
@@ -46,54 +49,47 @@ def _adam_step(
     first = {n: b1 * first[n] + (1 - b1) * g for n, g in gradient.items()}
     second = {n: b2 * second[n] + (1 - b2) * g.square() for n, g in gradient.items()}
     decay = protocol.weight_decay * lr if protocol.optimizer == "adamw" else 0.0
-    spread = adam_spread(protocol, second, number)
+    unbias = 1 - b2**number
     moved = {
-        name: weight * (1 - decay) - lr / (1 - b1**number) * first[name] / spread[name]
+        name: weight * (1 - decay)
+        - lr / (1 - b1**number) * first[name] / spread(protocol, second[name] / unbias)
         for name, weight in weights.items()
     }
     return moved, [first, second]
 
 
-def adam_spread(protocol: Protocol, second: State, number: int) -> State:
-    """What Adam divides by in step ``number``, given its second moments."""
-    unbias = 1 - protocol.betas[1] ** number
+def spread(protocol: Protocol, second: Tensor) -> Tensor:
+    """What Adam divides by, given its second moments without bias."""
     # The square root has no slope at zero; the tiny number keeps its derivative finite.
-    return {n: (v / unbias + 1e-30).sqrt() + protocol.eps for n, v in second.items()}
+    return (second + 1e-30).sqrt() + protocol.eps
 
 
-def momentum(protocol: Protocol, carried: float, own: float) -> tuple[float, float]:
-    """How much of some steps' gradients is in the momentum, and in the movement, of a step.
+def mixing(protocol: Protocol, stretches: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+    """How gradients enter later steps: as if they were constant over stretches of steps.
 
     Args:
         protocol: of the client.
-        carried: how much was in the momentum before.
-        own: 1 if the step's own gradient is among them, else 0.
+        stretches: (first, last + 1) of the steps of each of K stretches, in order, from 0.
+
+    Returns:
+        Two [K, K], mean over the steps of stretch k: the weight of stretch j's gradient in what
+        moves the weights (the momentum, without bias for Adam), and of its square in Adam's second
+        moment (all zero for SGD).
     """
-    if protocol.optimizer != "sgd":
-        b1 = protocol.betas[0]
-        carried = b1 * carried + (1 - b1) * own
-        return carried, carried
-    carried = protocol.momentum * carried + own
-    return carried, own + protocol.momentum * carried if protocol.nesterov else carried
-
-
-def gains(protocol: Protocol, buffers: list[State], number: int, damping: float) -> State:
-    """What Adam multiplies its momentum by in step ``number``; nothing for SGD.
-
-    Weights with almost no gradient are multiplied by almost anything, rounding errors included:
-    no entry is divided by less than ``damping`` times the mean of its tensor. One that never had
-    a gradient does not move, so its gain is 0.
-    """
-    if protocol.optimizer == "sgd":
-        return {}
-    second, unbias = buffers[1], 1 - protocol.betas[0] ** number
-    return {
-        name: (second[name] > 0) / (unbias * torch.maximum(t, damping * t.mean()))
-        for name, t in adam_spread(protocol, second, number).items()
-    }
-
-
-def no_gain(protocol: Protocol, weights: State) -> State:
-    """Zeros to sum up gains in: numbers for SGD, whose gains are alike for all weights."""
-    alike = protocol.optimizer == "sgd"
-    return {n: t.new_zeros(() if alike else t.shape) for n, t in weights.items()}
+    adam = protocol.optimizer != "sgd"
+    (b1, b2), keep = protocol.betas, protocol.momentum
+    first, second = torch.zeros(2, len(stretches), len(stretches), dtype=torch.float64)
+    carried, squares = torch.zeros(2, len(stretches), dtype=torch.float64)
+    for number, (begin, end) in enumerate(stretches):
+        own = torch.eye(len(stretches), dtype=torch.float64)[number]
+        for step in range(begin, end):
+            if adam:
+                carried = b1 * carried + (1 - b1) * own
+                squares = b2 * squares + (1 - b2) * own
+                first[number] += carried / (1 - b1 ** (step + 1)) / (end - begin)
+                second[number] += squares / (1 - b2 ** (step + 1)) / (end - begin)
+            else:
+                carried = keep * carried + own
+                moving = own + keep * carried if protocol.nesterov else carried
+                first[number] += moving / (end - begin)
+    return first, second

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
+from leakscope.attack.adam import Adam, LookAhead
 from leakscope.attack.attack import Attack, Beginning, Emphasis
 from leakscope.attack.closed_form import ClosedForm
 from leakscope.attack.distance import AbsoluteCosine, Cosine, Euclidean, GaussianKernel, Partial
@@ -16,7 +17,6 @@ from leakscope.attack.prior import Box, EpochOrder, SoftBox, SquaredVariation, T
 from leakscope.attack.retrace import Retrace
 from leakscope.attack.schedule import CosineDecay, ExponentialDecay, StepDecay
 from leakscope.attack.simulation import Simulation
-from leakscope.attack.solver import Adam, LookAhead
 from leakscope.attack.trajectory import Bezier, Line, Start
 
 
@@ -241,7 +241,7 @@ def retrace(
     tv: float = 0.01,
     nodes: int = 3,
     every: int = 25,
-    damping: float = 0.3,
+    damping: float = 0.1,
 ) -> Attack:
     """Retrace, leakscope's own: follow the path that a replay of the client takes."""
     return Attack(

@@ -25,6 +25,7 @@ class Reconstruction:
         seed: of the random start.
         labels_known: whether the labels were given (an assumption) or recovered.
         parameters: single numbers that the trajectory learned, such as ``alpha``.
+        compiled: whether the attack's step was compiled, which changes the last bits.
     """
 
     images: Tensor
@@ -35,6 +36,7 @@ class Reconstruction:
     seed: int
     labels_known: bool
     parameters: State = field(default_factory=dict)
+    compiled: bool = False
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, whole or not at all."""
@@ -46,6 +48,7 @@ class Reconstruction:
             "attack": self.attack,
             "seed": self.seed,
             "labels_known": self.labels_known,
+            "compiled": self.compiled,
         }
         stored = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
         write_safetensors(stored, {"leakscope.reconstruction": json.dumps(header)}, Path(path))

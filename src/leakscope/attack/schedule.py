@@ -16,6 +16,18 @@ class Schedule(Protocol):
         """The multiplier in ``iteration``, counted from 0."""
         ...
 
+    def next_stage(self, iteration: int, total: int) -> int:
+        """The iteration after ``iteration`` from which another rate holds, at most ``total``."""
+        ...
+
+
+class Smooth:
+    """Base of the schedules without stages."""
+
+    def next_stage(self, iteration: int, total: int) -> int:
+        """The end."""
+        return total
+
 
 @dataclass(frozen=True)
 class StepDecay:
@@ -34,9 +46,14 @@ class StepDecay:
         """``factor`` to the power of the milestones passed."""
         return self.factor ** sum(iteration / total >= milestone for milestone in self.at)
 
+    def next_stage(self, iteration: int, total: int) -> int:
+        """The first iteration past the next milestone."""
+        starts = [math.ceil(milestone * total) for milestone in self.at]
+        return min((start for start in starts if start > iteration), default=total)
+
 
 @dataclass(frozen=True)
-class ExponentialDecay:
+class ExponentialDecay(Smooth):
     """``factor ** (iteration / every)``, the schedule of DLFA."""
 
     factor: float
@@ -52,7 +69,7 @@ class ExponentialDecay:
 
 
 @dataclass(frozen=True)
-class CosineDecay:
+class CosineDecay(Smooth):
     """Half a cosine from 1 to 0 over the run (FedLeak)."""
 
     def __call__(self, iteration: int, total: int) -> float:

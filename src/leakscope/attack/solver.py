@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
 from leakscope.attack.checkpoint import Checkpoint, Saved
-from leakscope.attack.schedule import Schedule, StepDecay
+from leakscope.attack.compiling import MEASURED, Compiling, compiled, pays
+from leakscope.attack.schedule import Schedule
 from leakscope.errors import LeakscopeError, require
 from leakscope.update import State
 
@@ -32,11 +33,14 @@ class Variable:
         value: where it starts.
         lr: its step size, or ``None`` for a constant that gets no gradient.
         project: maps it to the nearest admissible value after every step.
+        every: iterations between two steps, which are so much longer; in between it is a constant,
+            and what its gradient costs is saved. Solvers that move all at once ignore it.
     """
 
     value: Tensor
     lr: float | None = None
     project: Callable[[Tensor], Tensor] = _unchanged
+    every: int = 1
 
 
 class Objective(Protocol):
@@ -63,30 +67,27 @@ Progress = Callable[[int, int, Tensor | None], None]
 
 
 @dataclass(frozen=True)
-class LookAhead:
-    """Follow ``(1 - share) G(x) + share G(x + radius G / |G|)`` (FedLeak's regularisation).
+class Plateau:
+    """Move on to the schedule's next stage, or stop after its last, when the match falls no more.
 
-    G is the gradient for the images; it prefers flat minima, at the price of a second gradient.
+    Attributes:
+        window: iterations whose mean is compared with that of as many before them.
+        gain: by which share the mean must have fallen to go on.
     """
 
-    share: float
-    radius: float
+    window: int = 25
+    gain: float = 0.02
 
     def __post_init__(self) -> None:
-        require("share of the gradient ahead", self.share, most=1)
-        require("radius of the look-ahead", self.radius)
+        require("window", self.window, least=1)
+        require("gain", self.gain, most=1)
 
-    def __call__(self, differentiate: Differentiate) -> Differentiate:
-        """The same differentiation with the images' gradient regularised."""
-
-        def regularised(values: State) -> tuple[State, tuple[Tensor, Tensor]]:
-            here, losses = differentiate(values)
-            slope = here["images"]
-            step = self.radius * slope / slope.norm().clamp_min(1e-12)
-            there, _ = differentiate({**values, "images": values["images"] + step})
-            return {**here, "images": slope.lerp(there["images"], self.share)}, losses
-
-        return regularised
+    def reached(self, matches: Tensor) -> bool:
+        """Whether the ``matches`` of a stage so far [iterations] have come to rest."""
+        if len(matches) % self.window or len(matches) < 2 * self.window:
+            return False
+        before, now = matches[-2 * self.window :].view(2, -1).mean(1).tolist()
+        return bool(now > (1 - self.gain) * before)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,13 +96,18 @@ class Solver:
 
     Attributes:
         lr: step size for the images; other variables may bring their own.
-        iterations: how many.
+        iterations: how many, at most.
         decay: schedule that scales all step sizes; ``None`` keeps them constant.
+        plateau: when to leave a stage of the schedule early; never by default.
+        pure: whether a step is one function of tensors: it can be compiled, and move only some of
+            the variables.
     """
 
     lr: float
     iterations: int
     decay: Schedule | None = None
+    plateau: Plateau | None = None
+    pure: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require("iterations", self.iterations, least=1)
@@ -110,6 +116,12 @@ class Solver:
     def scale(self, iteration: int) -> float:
         """Multiplier of all step sizes in ``iteration``, counted from 0."""
         return 1.0 if self.decay is None else self.decay(iteration, self.iterations)
+
+    def next_stage(self, iteration: int) -> int:
+        """Where the schedule's next stage begins, or the end."""
+        if self.decay is None:
+            return self.iterations
+        return self.decay.next_stage(iteration, self.iterations)
 
     def start(self, values: State) -> State:
         """The solver's own state before the first step."""
@@ -148,66 +160,6 @@ class Clock:
     count: Tensor
 
 
-@dataclass(frozen=True, kw_only=True)
-class Adam(Solver):
-    """Adam (Kingma and Ba 2015); AdamW with ``weight_decay`` (Loshchilov and Hutter 2019).
-
-    Attributes:
-        sign: follow only the sign of the images' gradient (IG, section 4).
-        look_ahead: regularise the images' gradient (FedLeak).
-    """
-
-    decay: Schedule | None = field(default_factory=StepDecay)
-    sign: bool = False
-    look_ahead: LookAhead | None = None
-    weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-
-    def start(self, values: State) -> State:
-        """Empty moments."""
-        return {
-            f"{moment}/{name}": torch.zeros_like(value)
-            for name, value in values.items()
-            for moment in ("first", "second")
-        }
-
-    def step(
-        self,
-        differentiate: Differentiate,
-        learned: Mapping[str, Variable],
-        values: State,
-        state: State,
-        clock: Clock,
-    ) -> tuple[State, State, Tensor]:
-        """Move every variable at its own rate."""
-        if self.look_ahead is not None:
-            differentiate = self.look_ahead(differentiate)
-        gradients, losses = differentiate(values)
-        moved: State = {}
-        moments: State = {}
-        for name, variable in learned.items():
-            assert variable.lr is not None
-            lr = clock.scale * variable.lr
-            new, moment = self._move(name, values[name], gradients[name], state, lr, clock.count)
-            moved[name] = variable.project(new)
-            moments |= moment
-        return moved, moments, torch.stack(losses)
-
-    def _move(
-        self, name: str, value: Tensor, gradient: Tensor, state: State, lr: Tensor, count: Tensor
-    ) -> tuple[Tensor, State]:
-        if self.sign and name == "images":
-            gradient = gradient.sign()
-        first = torch.lerp(gradient, state[f"first/{name}"], self.betas[0])
-        second = torch.lerp(gradient.square(), state[f"second/{name}"], self.betas[1])
-        unbiased = first / (1 - self.betas[0] ** count)
-        spread = (second / (1 - self.betas[1] ** count)).sqrt() + self.eps
-        kept = value * (1 - lr * self.weight_decay) if self.weight_decay else value
-        moved = (kept - lr * unbiased / spread).to(value.dtype)
-        return moved, {f"first/{name}": first, f"second/{name}": second}
-
-
 @dataclass(frozen=True, eq=False)
 class Solution:
     """What the loop has found.
@@ -217,12 +169,14 @@ class Solution:
         history: ``loss`` and ``match`` [iterations], each before the step it led to.
         match: distance of the answer.
         seconds: time spent, including that before an interruption.
+        compiled: whether its step was.
     """
 
     values: State
     history: dict[str, Tensor]
     match: float
     seconds: float
+    compiled: bool
 
 
 def solve(
@@ -233,6 +187,7 @@ def solve(
     refresh: Refresh | None = None,
     on_progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
+    compiling: Compiling = "auto",
 ) -> Solution:
     """Minimise ``objective`` over the variables that have a step size.
 
@@ -243,37 +198,27 @@ def solve(
         refresh: computes constants anew that follow from the values of the others.
         on_progress: called after every iteration.
         checkpoint: where to store the state from time to time and to resume from.
+        compiling: whether to compile the step.
     """
     began = time.perf_counter()
     constants = {name: v.value for name, v in variables.items() if v.lr is None}
     learned = {name: v for name, v in variables.items() if v.lr is not None}
     values = {name: v.value for name, v in learned.items()}
     track = torch.zeros((solver.iterations, 2), device=values["images"].device)
-    loop = Saved(values, constants, solver.start(values), track, done=0, seconds=0.0)
+    loop = Saved(values, constants, solver.start(values), track)
     if checkpoint is not None and (saved := checkpoint.load()) is not None:
         loop = saved.to(track.device)
         began -= loop.seconds
+    steps = _Steps(objective, learned, solver, compiling)
     try:
-        while loop.done < solver.iterations and not solver.finished(loop.state):
+        while loop.place < solver.iterations and not solver.finished(loop.state):
             constants = loop.constants
             if refresh is not None:
                 constants = {**constants, **refresh({**constants, **loop.values}, loop.done)}
-            share = torch.tensor(loop.done / solver.iterations, device=track.device)
-            values, state, losses = solver.step(
-                _differentiation(objective, constants, share),
-                learned,
-                loop.values,
-                loop.state,
-                Clock(
-                    torch.tensor(solver.scale(loop.done), device=track.device),
-                    torch.tensor(loop.done + 1.0, device=track.device),
-                ),
-            )
-            loop.track[loop.done] = losses
-            seconds = time.perf_counter() - began
-            loop = Saved(values, constants, state, loop.track, loop.done + 1, seconds)
+            loop, losses = steps.next(loop._replace(constants=constants))
+            loop = loop._replace(seconds=time.perf_counter() - began)
             if on_progress is not None:
-                on_progress(loop.done, solver.iterations, losses[1])
+                on_progress(loop.place, solver.iterations, losses[1])
             if checkpoint is not None and checkpoint.due():
                 checkpoint.save(loop)
     except KeyboardInterrupt:
@@ -292,8 +237,76 @@ def solve(
         history={"loss": losses, "match": matches},
         match=match.item(),
         seconds=loop.seconds,
+        compiled=loop.compiled is True,
     )
 
 
-def _differentiation(objective: Objective, constants: State, share: Tensor) -> Differentiate:
-    return grad_and_value(lambda values: objective({**constants, **values}, share), has_aux=True)
+Step = Callable[[State, State, State, Tensor, Tensor, Tensor], tuple[State, State, Tensor]]
+"""(values, constants, state, share, scale, count) -> (values, state, [loss, match])."""
+
+
+class _Steps:
+    """One iteration after the other, compiled once that pays."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        learned: Mapping[str, Variable],
+        solver: Solver,
+        compiling: Compiling,
+    ) -> None:
+        self.objective, self.learned, self.solver = objective, learned, solver
+        self.compiling = compiling
+        self.functions: dict[tuple[str, ...], Step] = {}
+
+    def next(self, loop: Saved) -> tuple[Saved, Tensor]:
+        """The loop after one more iteration, and [loss, match] before it."""
+        solver, place = self.solver, loop.place
+        loop = self._decide(loop)
+        due = [n for n, v in self.learned.items() if not solver.pure or not loop.done % v.every]
+        device = loop.track.device
+        values, state, losses = self._function(tuple(due), loop.compiled is True)(
+            {name: loop.values[name] for name in due},
+            {**loop.constants, **{n: t for n, t in loop.values.items() if n not in due}},
+            loop.state,
+            torch.tensor(place / solver.iterations, device=device),
+            torch.tensor(solver.scale(place), device=device),
+            torch.tensor(loop.done + 1.0, device=device),
+        )
+        loop.track[loop.done] = losses
+        done, place = loop.done + 1, place + 1
+        begun = loop.begun
+        if place == solver.next_stage(place - 1):
+            begun = done
+        elif solver.plateau is not None and solver.plateau.reached(loop.track[begun:done, 1]):
+            begun, place = done, solver.next_stage(place)
+        values, state = {**loop.values, **values}, {**loop.state, **state}
+        loop = loop._replace(values=values, state=state, done=done, place=place, begun=begun)
+        return loop, losses
+
+    def _decide(self, loop: Saved) -> Saved:
+        """Whether to compile, once enough iterations have been measured."""
+        if loop.compiled is not None or loop.done < MEASURED:
+            return loop
+        each, remaining = loop.seconds / loop.done, self.solver.iterations - loop.place
+        wanted = self.compiling == "always" or (self.compiling == "auto" and pays(each, remaining))
+        return loop._replace(compiled=self.solver.pure and wanted)
+
+    def _function(self, due: tuple[str, ...], fast: bool) -> Step:
+        learned = {name: self.learned[name] for name in due}
+
+        def step(
+            values: State, constants: State, state: State, share: Tensor, scale: Tensor, n: Tensor
+        ) -> tuple[State, State, Tensor]:
+            def differentiate(values: State) -> tuple[State, tuple[Tensor, Tensor]]:
+                return grad_and_value(
+                    lambda v: self.objective({**constants, **v}, share), has_aux=True
+                )(values)
+
+            return self.solver.step(differentiate, learned, values, state, Clock(scale, n))
+
+        if not fast:
+            return step
+        if due not in self.functions:
+            self.functions[due] = compiled(step)
+        return self.functions[due]

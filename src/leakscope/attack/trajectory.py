@@ -81,18 +81,22 @@ class Line(Trajectory):
     Attributes:
         alpha: where on the line between both weights to start; clipped to [0, 1].
         lr: step size for alpha.
+        every: iterations between two steps of alpha, each so much longer. Its gradient needs that
+            of all weights, a quarter of an iteration's time, and alpha moves slowly.
     """
 
     alpha: float = 0.5
     lr: float = 1e-3
+    every: int = 5
 
     def __post_init__(self) -> None:
         require("alpha", self.alpha, most=1)
         require("lr of alpha", self.lr)
+        require("every", self.every, least=1)
 
     def variables(self, problem: Problem) -> dict[str, Variable]:
         """The place on the line, a scalar."""
-        return {"alpha": _place(problem, self.alpha, self.lr)}
+        return {"alpha": _place(problem, self.alpha, self.lr, self.every)}
 
     def predict(self, problem: Problem, x: Tensor, y: Tensor, theta: Mapping[str, Tensor]) -> State:
         """The gradient at w(alpha)."""
@@ -192,8 +196,10 @@ def both_ends(problem: Problem) -> tuple[State, State]:
     return problem.before, problem.after
 
 
-def _place(problem: Problem, start: float, lr: float) -> Variable:
+def _place(problem: Problem, start: float, lr: float, every: int = 1) -> Variable:
     """A learnable number in [0, 1] on the way between both weights."""
     both_ends(problem)
     some = next(iter(problem.before.values()))
-    return Variable(some.new_tensor(start), lr=lr, project=lambda place: place.clamp(0, 1))
+    return Variable(
+        some.new_tensor(start), lr=lr, project=lambda place: place.clamp(0, 1), every=every
+    )

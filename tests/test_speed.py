@@ -1,0 +1,135 @@
+"""What makes attacks faster: compiled steps, variables that wait, plateaus that end a stage."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import leakscope as ls
+from leakscope import papers
+from leakscope.attack.adam import Adam
+from leakscope.attack.compiling import pays
+from leakscope.attack.schedule import CosineDecay
+from leakscope.attack.solver import Plateau, Variable, solve
+from victims import examples, tiny
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+
+
+@needs_compiler
+@pytest.mark.parametrize(("name", "optimizer"), [("sme", "sgd"), ("retrace", "adam")])
+def test_a_compiled_step_finds_the_same_images(name: str, optimizer: str) -> None:
+    model, (images, labels) = tiny(), examples()
+    update = ls.Client(model, images, labels, epochs=4, lr=0.01, optimizer=optimizer).train()
+    found = {
+        compiling: papers.RECIPES[name](12).run(model, update, labels=labels, compiling=compiling)
+        for compiling in ("always", "never")
+    }
+    assert found["always"].compiled
+    assert not found["never"].compiled
+    torch.testing.assert_close(found["always"].images, found["never"].images, rtol=1e-3, atol=1e-3)
+
+
+class Counting(nn.Module):
+    """A network with a side effect, which no compiler may reorder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = tiny()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The inner network's output."""
+        logging.getLogger("counting").debug("called with %s", x.sum().item())
+        answer: Tensor = self.inner(x)
+        return answer
+
+
+def test_a_network_that_cannot_be_traced_is_attacked_uncompiled(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = Counting()
+    update = ls.Client(model, *examples(), epochs=2, lr=0.05).train()
+    with caplog.at_level(logging.WARNING, logger="leakscope"):
+        tried = papers.ig(8).run(model, update, compiling="always")
+    assert [r.message.partition(":")[0] for r in caplog.records if r.name == "leakscope"] == [
+        "the step is not compiled"
+    ]
+    assert torch.equal(tried.images, papers.ig(8).run(model, update, compiling="never").images)
+
+
+def test_short_attacks_are_not_compiled() -> None:
+    assert not pays(seconds=0.01, remaining=1000)
+    assert pays(seconds=1.0, remaining=1000)
+    update = ls.Client(tiny(), *examples(), epochs=2, lr=0.05).train()
+    assert not papers.sme(20).run(tiny(), update).compiled
+
+
+def test_a_variable_that_waits_moves_as_far_in_longer_steps() -> None:
+    seen: list[float] = []
+
+    def slope(values: Any, share: Tensor) -> tuple[Tensor, Tensor]:
+        loss = values["images"].sum() + values["alpha"]
+        return loss, loss
+
+    def follow(refreshed: Any, done: int) -> dict[str, Tensor]:
+        seen.append(refreshed["alpha"].item())
+        return {}
+
+    variables = {
+        "images": Variable(torch.zeros(2), lr=0.1),
+        "alpha": Variable(torch.tensor(0.0), lr=0.1, every=3),
+    }
+    found = solve(slope, variables, Adam(lr=0.1, iterations=6, decay=None), refresh=follow)
+    assert seen == pytest.approx([0, -0.3, -0.3, -0.3, -0.6, -0.6], rel=1e-4)
+    torch.testing.assert_close(found.values["alpha"], found.values["images"][0])
+
+
+def flat(values: Any, share: Tensor) -> tuple[Tensor, Tensor]:
+    """An objective that nothing can lower."""
+    loss = 1.0 + 0.0 * values["images"].sum()
+    return loss, loss
+
+
+def falling(values: Any, share: Tensor) -> tuple[Tensor, Tensor]:
+    """An objective that halves all the time."""
+    loss = values["images"].sum().exp()
+    return loss, loss
+
+
+@pytest.mark.parametrize("decay", [None, CosineDecay()])
+def test_a_plateau_ends_a_run_without_stages(decay: CosineDecay | None) -> None:
+    solver = Adam(lr=0.1, iterations=100, decay=decay, plateau=Plateau(window=5))
+    found = solve(flat, {"images": Variable(torch.zeros(1), lr=0.1)}, solver)
+    assert len(found.history["match"]) == 10
+
+
+def test_a_plateau_leads_to_the_next_stage() -> None:
+    scales: list[float] = []
+    solver = Adam(lr=0.1, iterations=100, plateau=Plateau(window=5))
+
+    def slow(values: Any, share: Tensor) -> tuple[Tensor, Tensor]:
+        scales.append(solver.scale(round(float(share) * 100)))
+        return flat(values, share)
+
+    found = solve(slow, {"images": Variable(torch.zeros(1), lr=0.1)}, solver)
+    assert len(found.history["match"]) == 4 * 10
+    assert scales[:40] == pytest.approx([1] * 10 + [0.1] * 10 + [0.01] * 10 + [0.001] * 10)
+
+
+def test_a_run_that_gets_better_is_not_cut_short() -> None:
+    solver = Adam(lr=0.1, iterations=60, decay=None, plateau=Plateau(window=5))
+    found = solve(falling, {"images": Variable(torch.zeros(1), lr=0.1)}, solver)
+    assert len(found.history["match"]) == 60
+
+
+def test_plateaus_out_of_range_are_refused() -> None:
+    with pytest.raises(ls.LeakscopeError, match="window is 0"):
+        Plateau(window=0)
+    with pytest.raises(ls.LeakscopeError, match="gain is 2"):
+        replace(Plateau(), gain=2)
