@@ -64,8 +64,8 @@ def attack(
         typer.Argument(help="A captured update (safetensors), or several of the same examples."),
     ],
     model: Annotated[str, typer.Option(help="A built-in name, or package.module:factory.")],
-    attack: Annotated[str, typer.Option(help="The recipe: see 'leakscope list attacks'.")],
     out: OUT,
+    attack: Annotated[str, typer.Option(help="The recipe: see 'leakscope list attacks'.")] = "auto",
     iterations: Annotated[int | None, typer.Option(help="Instead of the paper's.")] = None,
     option: Annotated[
         list[str] | None, typer.Option(help="A setting of the recipe, as tv=0.001; repeatable.")

@@ -31,31 +31,18 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def pays(seconds: float, remaining: int) -> bool:
-    """Whether to compile a step that takes ``seconds`` and will be run ``remaining`` times."""
-    return SAVING * seconds * remaining > COST
+def pays(seconds: float) -> bool:
+    """Whether to compile a step that would otherwise run for another ``seconds``, many times."""
+    return SAVING * seconds > COST
 
 
-def compiled(function: Callable[P, T]) -> Callable[P, T]:
-    """``function`` as one compiled graph; as it is, with one line in the log, if that fails.
+def compiled(step: Callable[P, T]) -> Callable[P, T]:
+    """``step`` as one graph; compiled when it is first called, which may fail in many ways."""
+    fast: Callable[P, T] = torch.compile(step, **_SETTINGS)
+    return fast
 
-    Whatever is wrong with the function itself has been raised before, in the iterations measured.
-    """
-    chosen: Callable[P, T] | None = None
 
-    def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        nonlocal chosen
-        if chosen is not None:
-            return chosen(*args, **kwargs)
-        try:
-            fast: Callable[P, T] = torch.compile(function, **_SETTINGS)
-            result = fast(*args, **kwargs)
-        except Exception as error:
-            reason = str(error).strip().split("\n")[0]
-            logging.getLogger("leakscope").warning("the step is not compiled: %s", reason)
-            chosen = function
-            return function(*args, **kwargs)
-        chosen = fast
-        return result
-
-    return run
+def log_failure(error: Exception) -> None:
+    """One line for a step that runs uncompiled."""
+    reason = " ".join(str(error).split())[:200]
+    logging.getLogger("leakscope").warning("the step is not compiled: %s", reason)

@@ -103,6 +103,29 @@ _PASSING = {"batch_norm", "group_norm", "instance_norm", "layer_norm", "dropout"
 _PASSING |= {"add", "add_", "__add__", "__iadd__", "__radd__"}
 _CONVOLUTIONS = {"conv1d", "conv2d", "conv3d"}
 _RELUS = {"relu", "relu_", "relu6", "leaky_relu", "leaky_relu_"}
+_KINKED = _RELUS | {"max_pool2d", "adaptive_max_pool2d", "maximum", "amax", "clamp", "hardtanh"}
+
+
+def smooth(problem: Problem) -> bool:
+    """Whether the network has second derivatives everywhere: no ReLU and no maximum."""
+    calls = _Calls()
+    with calls, torch.no_grad():
+        problem.logits(problem.before, problem.low.new_zeros((2, *problem.shape)))
+    return not calls.names & _KINKED
+
+
+class _Calls(TorchFunctionMode):
+    """Notes the names of all functions that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.names.add(getattr(func, "__name__", ""))
+        return func(*args, **(kwargs or {}))
 
 
 class _Trace(TorchFunctionMode):

@@ -8,6 +8,15 @@ from typing import Literal
 
 from leakscope.attack.adam import Adam, LookAhead
 from leakscope.attack.attack import Attack, Beginning, Emphasis
+from leakscope.attack.auto import (
+    Auto,
+    Candidate,
+    deep_gradient,
+    many_steps,
+    one_example,
+    one_gradient,
+    smooth_gradient,
+)
 from leakscope.attack.closed_form import ClosedForm
 from leakscope.attack.distance import AbsoluteCosine, Cosine, Euclidean, GaussianKernel, Partial
 from leakscope.attack.labels import Joint, Single
@@ -245,7 +254,7 @@ def retrace(
 ) -> Attack:
     """Retrace, leakscope's own: follow the path that a replay of the client takes."""
     return Attack(
-        trajectory=Retrace(nodes=nodes, every=every, damping=damping),
+        trajectory=Retrace(nodes=nodes, every=every, grow=iterations * 3 // 8, damping=damping),
         distance=Cosine(),
         priors=(TotalVariation(tv / 2), Box()),
         solver=Adam(lr=lr, iterations=iterations),
@@ -272,14 +281,42 @@ def fedleak(
     )
 
 
+def auto(iterations: int = 300, *, seconds: float = 600.0) -> Auto:
+    """Whatever fits the update, strongest first; the best by replay score is kept.
+
+    ``iterations`` are Retrace's; the others have theirs in proportion.
+    """
+    some, many = max(1, iterations // 2), 16 * iterations
+    quick = ig(iterations, lr=1.0, tv=0.005, sign=False)
+    return Auto(
+        seconds=seconds,
+        rough=(
+            Candidate("sme", sme(some), many_steps, "needs no settings of the client"),
+            Candidate("retrace", retrace(some), many_steps, "replays what was inferred first"),
+        ),
+        candidates=(
+            Candidate("closed_form", closed_form(), one_example, "exact for one example"),
+            Candidate("retrace", retrace(iterations), many_steps, "replays the client's path"),
+            Candidate("sme", sme(some), many_steps, "needs no replay"),
+            Candidate("sapag", sapag(iterations), smooth_gradient, "for smooth networks"),
+            Candidate("ig", quick, one_gradient, "for one gradient"),
+            Candidate("ig, signed", ig(many), deep_gradient, "for deep networks"),
+        ),
+    )
+
+
 def closed_form() -> ClosedForm:
     """Closed form (Geiping et al. 2020, proposition 3.1): exact, no search, one example."""
     return ClosedForm()
 
 
-RECIPES: dict[str, Callable[..., Attack | ClosedForm]] = {
+Runnable = Attack | ClosedForm | Auto
+"""Whatever a recipe makes; all have ``needs`` and ``run``."""
+
+RECIPES: dict[str, Callable[..., Runnable]] = {
     recipe.__name__: recipe
     for recipe in (
+        auto,
         closed_form,
         dlg,
         dlg_adam,

@@ -97,6 +97,10 @@ class Problem:
         """Normalised images as pixels, [0, 1] where they are valid."""
         return (x - self.low) / (self.high - self.low)
 
+    def normalized(self, images: Tensor) -> Tensor:
+        """Pixels in [0, 1] as the network sees them; undoes :meth:`pixels`."""
+        return self.low.lerp(self.high, images.to(self.low))
+
     def ends(self) -> list[State]:
         """The known weights on the client's path: w0, and wT if it was sent."""
         return [self.before] if self.after is None else [self.before, self.after]

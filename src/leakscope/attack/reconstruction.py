@@ -26,6 +26,7 @@ class Reconstruction:
         labels_known: whether the labels were given (an assumption) or recovered.
         parameters: single numbers that the trajectory learned, such as ``alpha``.
         compiled: whether the attack's step was compiled, which changes the last bits.
+        why: the reason for this attack, where several were tried.
     """
 
     images: Tensor
@@ -37,6 +38,7 @@ class Reconstruction:
     labels_known: bool
     parameters: State = field(default_factory=dict)
     compiled: bool = False
+    why: str = ""
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, whole or not at all."""
@@ -49,6 +51,7 @@ class Reconstruction:
             "seed": self.seed,
             "labels_known": self.labels_known,
             "compiled": self.compiled,
+            "why": self.why,
         }
         stored = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
         write_safetensors(stored, {"leakscope.reconstruction": json.dumps(header)}, Path(path))

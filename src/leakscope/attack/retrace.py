@@ -18,7 +18,7 @@ from leakscope.attack.solver import Variable
 from leakscope.attack.trajectory import Trajectory, both_ends
 from leakscope.errors import LeakscopeError, require
 from leakscope.federated.local import check_batch
-from leakscope.update import State, Update, under
+from leakscope.update import Protocol, State, Update, under
 
 ORDERS = 7_000_000_000
 """Seeds of replays begin here: the order of a client's examples must not be met by chance."""
@@ -45,6 +45,8 @@ class Retrace(Trajectory):
     Attributes:
         nodes: K, places on the path where a gradient is computed, at most one per step.
         every: iterations between two replays.
+        grow: the iteration from which on there are K; a single one does before, while the images
+            are rough, at a K-th of the time.
         damping: added to what Adam divides by, as a share of the mean gradient of the tensor.
             Without it Adam's movement hardly depends on the size of a gradient, so that there is
             no slope to follow.
@@ -52,12 +54,14 @@ class Retrace(Trajectory):
 
     nodes: int = 3
     every: int = 25
+    grow: int = 0
     damping: float = 0.1
     replays: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require("nodes", self.nodes, least=1)
         require("every", self.every, least=1)
+        require("grow", self.grow)
         require("damping", self.damping)
 
     def variables(self, problem: Problem) -> dict[str, Variable]:
@@ -68,11 +72,11 @@ class Retrace(Trajectory):
 
     def refresh(self, problem: Problem, x: Tensor, y: Tensor, iteration: int) -> State:
         """Weights at all nodes from a new replay, when it is due."""
-        if iteration % self.every:
+        if iteration % self.every and iteration != self.grow:
             return {}
         start, end = both_ends(problem)
         steps = problem.protocol.steps(problem.num_examples)
-        nodes = quadrature(self.nodes, steps)
+        nodes = quadrature(self.nodes if iteration >= self.grow else 1, steps)
         first, second = optimizer.mixing(problem.protocol, [(n.first, n.last) for n in nodes])
         shares = torch.tensor([node.share for node in nodes])
         found = {"first": first.to(x), "second": second.to(x), "shares": shares.to(x)}
@@ -223,7 +227,7 @@ def replay_score(
             f"found has images {tuple(found.images.shape)}, the update is of {expected}: "
             "score a reconstruction of this update"
         )
-    x = problem.low.lerp(problem.high, found.images.to(problem.low))
+    x = problem.normalized(found.images)
     y = found.labels.to(x.device)
     if problem.after is None:
         return _cosine(problem.gradient(problem.before, x, y), problem.observed).item()
@@ -238,10 +242,14 @@ def replay_score(
 
 def _check(problem: Problem) -> None:
     """Refuse an update whose client cannot be replayed."""
-    protocol = problem.protocol
-    protocol.need("lr", "epochs", "batch_size", "optimizer")
+    problem.protocol.need("lr", "epochs", "batch_size", "optimizer")
+    check_batches(problem.model, problem.protocol, problem.num_examples)
+
+
+def check_batches(model: nn.Module, protocol: Protocol, count: int) -> None:
+    """Refuse batches of ``count`` examples that batch norm cannot take."""
     assert protocol.batch_size is not None
-    check_batch(problem.model, protocol, (problem.num_examples - 1) % protocol.batch_size + 1)
+    check_batch(model, protocol, (count - 1) % protocol.batch_size + 1)
 
 
 def _between(seen: Mapping[int, State], place: float) -> State:

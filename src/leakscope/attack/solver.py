@@ -5,8 +5,9 @@ A step is a pure function of tensors, so it can be stopped, stored, resumed and 
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from leakscope.attack.checkpoint import Checkpoint, Saved
-from leakscope.attack.compiling import MEASURED, Compiling, compiled, pays
+from leakscope.attack.compiling import MEASURED, Compiling, compiled, log_failure, pays
 from leakscope.attack.schedule import Schedule
 from leakscope.errors import LeakscopeError, require
 from leakscope.update import State
@@ -99,6 +100,7 @@ class Solver:
         iterations: how many, at most.
         decay: schedule that scales all step sizes; ``None`` keeps them constant.
         plateau: when to leave a stage of the schedule early; never by default.
+        seconds: time after which the schedule has ended, however slow the iterations are.
         pure: whether a step is one function of tensors: it can be compiled, and move only some of
             the variables.
     """
@@ -107,11 +109,14 @@ class Solver:
     iterations: int
     decay: Schedule | None = None
     plateau: Plateau | None = None
+    seconds: float | None = None
     pure: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require("iterations", self.iterations, least=1)
         require("lr", self.lr, above=0)
+        if self.seconds is not None:
+            require("seconds", self.seconds, above=0)
 
     def scale(self, iteration: int) -> float:
         """Multiplier of all step sizes in ``iteration``, counted from 0."""
@@ -122,6 +127,14 @@ class Solver:
         if self.decay is None:
             return self.iterations
         return self.decay.next_stage(iteration, self.iterations)
+
+    def hurried(self, loop: Saved) -> Saved:
+        """The same, as far on the schedule as the time demands."""
+        if self.seconds is None:
+            return loop
+        due = math.ceil(min(1.0, loop.seconds / self.seconds) * self.iterations)
+        begun = loop.done if due >= self.next_stage(loop.place) else loop.begun
+        return loop._replace(place=max(loop.place, due), begun=begun)
 
     def start(self, values: State) -> State:
         """The solver's own state before the first step."""
@@ -216,7 +229,7 @@ def solve(
             if refresh is not None:
                 constants = {**constants, **refresh({**constants, **loop.values}, loop.done)}
             loop, losses = steps.next(loop._replace(constants=constants))
-            loop = loop._replace(seconds=time.perf_counter() - began)
+            loop = solver.hurried(loop._replace(seconds=time.perf_counter() - began))
             if on_progress is not None:
                 on_progress(loop.place, solver.iterations, losses[1])
             if checkpoint is not None and checkpoint.due():
@@ -257,7 +270,9 @@ class _Steps:
     ) -> None:
         self.objective, self.learned, self.solver = objective, learned, solver
         self.compiling = compiling
-        self.functions: dict[tuple[str, ...], Step] = {}
+        # Of the steps that move different variables the most frequent one is worth compiling.
+        self.frequent = [name for name, v in learned.items() if v.every == 1]
+        self.fast = compiled(self._step(self.frequent))
 
     def next(self, loop: Saved) -> tuple[Saved, Tensor]:
         """The loop after one more iteration, and [loss, match] before it."""
@@ -265,7 +280,7 @@ class _Steps:
         loop = self._decide(loop)
         due = [n for n, v in self.learned.items() if not solver.pure or not loop.done % v.every]
         device = loop.track.device
-        values, state, losses = self._function(tuple(due), loop.compiled is True)(
+        inputs = (
             {name: loop.values[name] for name in due},
             {**loop.constants, **{n: t for n, t in loop.values.items() if n not in due}},
             loop.state,
@@ -273,6 +288,14 @@ class _Steps:
             torch.tensor(solver.scale(place), device=device),
             torch.tensor(loop.done + 1.0, device=device),
         )
+        outputs = None
+        if loop.compiled and due == self.frequent:
+            try:
+                outputs = self.fast(*inputs)
+            except Exception as error:  # whatever is wrong with the step itself, it raises below
+                log_failure(error)
+                loop = loop._replace(compiled=False)
+        values, state, losses = outputs or self._step(due)(*inputs)
         loop.track[loop.done] = losses
         done, place = loop.done + 1, place + 1
         begun = loop.begun
@@ -288,11 +311,13 @@ class _Steps:
         """Whether to compile, once enough iterations have been measured."""
         if loop.compiled is not None or loop.done < MEASURED:
             return loop
-        each, remaining = loop.seconds / loop.done, self.solver.iterations - loop.place
-        wanted = self.compiling == "always" or (self.compiling == "auto" and pays(each, remaining))
+        remaining = loop.seconds / loop.done * (self.solver.iterations - loop.place)
+        if self.solver.seconds is not None:
+            remaining = min(remaining, self.solver.seconds - loop.seconds)
+        wanted = self.compiling == "always" or (self.compiling == "auto" and pays(remaining))
         return loop._replace(compiled=self.solver.pure and wanted)
 
-    def _function(self, due: tuple[str, ...], fast: bool) -> Step:
+    def _step(self, due: Sequence[str]) -> Step:
         learned = {name: self.learned[name] for name in due}
 
         def step(
@@ -305,8 +330,4 @@ class _Steps:
 
             return self.solver.step(differentiate, learned, values, state, Clock(scale, n))
 
-        if not fast:
-            return step
-        if due not in self.functions:
-            self.functions[due] = compiled(step)
-        return self.functions[due]
+        return step

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from leakscope import models
 from leakscope.attack import joint
 from leakscope.attack.attack import Attack
-from leakscope.attack.closed_form import ClosedForm
+from leakscope.attack.auto import Auto
+from leakscope.attack.papers import Runnable
 from leakscope.attack.reconstruction import Reconstruction
 from leakscope.attack.solver import Progress
 from leakscope.audit.complaints import complaints
@@ -120,7 +121,7 @@ def _load(path: Path, told: dict[str, Any]) -> Update:
 
 
 def _together(
-    attack: Attack | ClosedForm,
+    attack: Runnable,
     model: nn.Module,
     updates: list[Update],
     known: Tensor | None,
@@ -130,6 +131,8 @@ def _together(
     out: Path,
 ) -> Reconstruction:
     """All updates at once: which of their images are the same is found out on the way."""
+    if isinstance(attack, Auto):
+        attack = attack.strongest(model, updates[0])
     if not isinstance(attack, Attack):
         raise LeakscopeError("the closed form takes one update: give one file")
     told = None if known is None else [[known]] * len(updates)

@@ -21,9 +21,7 @@ from pydantic import (
 )
 
 from leakscope import data, models
-from leakscope.attack.attack import Attack
-from leakscope.attack.closed_form import ClosedForm
-from leakscope.attack.papers import RECIPES
+from leakscope.attack.papers import RECIPES, Runnable
 from leakscope.audit.complaints import complaints
 from leakscope.data.constants import CONSTANTS
 from leakscope.errors import LeakscopeError, unknown
@@ -173,7 +171,7 @@ class AttackPart(_Part):
         object.__setattr__(self, "label", self.label or self.name)
         return self
 
-    def build(self) -> Attack | ClosedForm:
+    def build(self) -> Runnable:
         """The recipe with these options."""
         return RECIPES[self.name](**self.options)
 
@@ -199,7 +197,7 @@ class Scenario(_Part):
     data: DataPart = DataPart()
     client: ClientPart = ClientPart()
     federation: FederationPart | None = None
-    attacks: tuple[AttackPart, ...]
+    attacks: tuple[AttackPart, ...] = (AttackPart(name="auto"),)
 
     @model_validator(mode="after")
     def _resolve_normalization(self) -> Scenario:
@@ -215,7 +213,7 @@ class Scenario(_Part):
     @model_validator(mode="after")
     def _distinct(self) -> Scenario:
         if not self.attacks:
-            raise ValueError("attacks is empty: name at least one")
+            raise ValueError("attacks is empty: name at least one, or leave it out for auto")
         labels = [attack.label for attack in self.attacks]
         for label in labels:
             if labels.count(label) > 1:

@@ -11,9 +11,8 @@ from typing import Protocol
 
 from leakscope import measure
 from leakscope.attack.attack import Attack
-from leakscope.attack.closed_form import ClosedForm
 from leakscope.attack.distance import Cosine
-from leakscope.attack.papers import RECIPES
+from leakscope.attack.papers import RECIPES, Runnable
 from leakscope.attack.reconstruction import Reconstruction
 from leakscope.attack.solver import Progress
 from leakscope.bench import epochs, text, victim
@@ -40,7 +39,7 @@ class Trial(Protocol):
         ...
 
 
-def build(row: Row) -> Attack | ClosedForm:
+def build(row: Row) -> Runnable:
     """The row's attack; an error says why there is none."""
     if row.recipe.name not in RECIPES:
         raise LeakscopeError(f"there is no recipe {row.recipe.name!r} yet")

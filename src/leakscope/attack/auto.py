@@ -1,0 +1,257 @@
+"""The worst case without a choice to make: try what fits the update, keep what explains it best."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import leakscope
+from leakscope.attack.attack import Attack
+from leakscope.attack.closed_form import ClosedForm
+from leakscope.attack.infer import Inferred, infer, unknown_fields
+from leakscope.attack.layers import smooth
+from leakscope.attack.problem import Problem
+from leakscope.attack.reconstruction import Reconstruction
+from leakscope.attack.retrace import replay_score
+from leakscope.attack.solver import Progress
+from leakscope.errors import LeakscopeError, require
+from leakscope.federated.local import behaviour
+from leakscope.update import Update
+
+ENOUGH = 0.9999
+"""A replay score that no other attack can improve on visibly."""
+
+FEW = 4
+"""Examples that L-BFGS can tell apart."""
+
+DEEP = 8
+"""Layers from which on the gradient's sign is followed in small steps."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An attack that may be tried.
+
+    Attributes:
+        name: of the recipe.
+        attack: its parts.
+        when: which updates it is tried on.
+        why: the reason, as part of a sentence.
+    """
+
+    name: str
+    attack: Attack | ClosedForm
+    when: Callable[[Problem], bool] = field(repr=False)
+    why: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Auto:
+    """Runs the candidates that fit an update, strongest first, and keeps the best.
+
+    The best is the one with the highest :func:`~leakscope.attack.retrace.replay_score`: no truth is
+    needed for it. Settings of the client that are not known are inferred from rough
+    reconstructions, each of which may use what followed from the one before.
+
+    Attributes:
+        candidates: what may be tried, in order.
+        rough: attacks on weights, the first of which needs to know nothing about the training.
+        seconds: time all of them may take together, about; each gets an equal share, and shortens
+            its schedule if need be.
+    """
+
+    candidates: tuple[Candidate, ...]
+    rough: tuple[Candidate, ...]
+    seconds: float
+
+    needs = "one gradient, or weights before and after"
+
+    def __post_init__(self) -> None:
+        require("seconds", self.seconds, above=0)
+
+    def run(
+        self,
+        model: nn.Module,
+        update: Update,
+        *,
+        labels: Tensor | None = None,
+        seed: int = 0,
+        device: torch.device | str | None = None,
+        on_progress: Progress | None = None,
+        checkpoint: str | Path | None = None,
+    ) -> Reconstruction:
+        """Reconstruct; arguments as for :meth:`leakscope.attack.attack.Attack.run`."""
+        problem = Problem.of(model, update, device)
+        identity = ""
+        if checkpoint is not None:
+            told = None if labels is None else labels.tolist()
+            network = behaviour(model, problem.shape)
+            identity = f"{seed} {told} {network} {update.fingerprint()}"
+        place = None if checkpoint is None else Path(checkpoint)
+        trials = _Trials(model, labels, seed, device, place, identity)
+        notes = []
+        if update.after is not None and unknown_fields(update.protocol):
+            inferred = self._infer(trials, update, on_progress)
+            notes.append(f"the client's training was inferred: {inferred.words}")
+            update = replace(update, protocol=inferred.protocol)
+            problem = replace(problem, protocol=inferred.protocol)
+        fitting = [candidate for candidate in self.candidates if candidate.when(problem)]
+        for number, candidate in enumerate(fitting):
+            if trials.found and trials.best[0] >= ENOUGH:
+                break
+            follow = _part(on_progress, number, len(fitting))
+            found = trials.run(candidate, update, self.seconds / len(fitting), follow)
+            if found is not None:
+                trials.score(candidate, update, found)
+        if not trials.found:
+            raise LeakscopeError("\n".join(trials.failures))
+        result = trials.result(notes)
+        trials.clear()
+        return result
+
+    def _infer(self, trials: _Trials, update: Update, on_progress: Progress | None) -> Inferred:
+        """What the protocol of ``update`` leaves open."""
+        known = update
+        for number, candidate in enumerate(self.rough):
+            follow = _part(on_progress, number, len(self.rough))
+            found = trials.run(candidate, known, self.seconds / 4, follow)
+            if found is None:
+                raise LeakscopeError(trials.failures[-1])
+            inferred = infer(trials.model, update, found, device=trials.device)
+            known = replace(update, protocol=inferred.protocol)
+        return inferred
+
+    def strongest(self, model: nn.Module, update: Update) -> Attack:
+        """The first candidate that fits, for several updates at once."""
+        problem = Problem.of(model, update, None)
+        known = not unknown_fields(update.protocol)
+        for candidate in self.candidates:
+            attack = candidate.attack
+            if not isinstance(attack, Attack) or not candidate.when(problem):
+                continue
+            if known or not attack.trajectory.replays:
+                return attack
+        raise LeakscopeError("no attack fits this update")
+
+
+def _part(on_progress: Progress | None, number: int, count: int) -> Progress | None:
+    """The same callback for one of ``count`` attacks, with the work of all in thousandths."""
+    if on_progress is None:
+        return None
+
+    def follow(done: int, total: int, match: Tensor | None) -> None:
+        on_progress(round(1000 * (number + done / total) / count), 1000, match)
+
+    return follow
+
+
+@dataclass
+class _Trials:
+    """What has been tried on an update, and how well it explains it."""
+
+    model: nn.Module
+    labels: Tensor | None
+    seed: int
+    device: torch.device | str | None
+    checkpoint: Path | None
+    identity: str
+    found: list[tuple[float, Candidate, Reconstruction]] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    kept: list[Path] = field(default_factory=list)
+
+    @property
+    def best(self) -> tuple[float, Candidate, Reconstruction]:
+        """With the highest score; of equal ones the first."""
+        return max(self.found, key=lambda each: each[0])
+
+    def run(
+        self, candidate: Candidate, update: Update, seconds: float, on_progress: Progress | None
+    ) -> Reconstruction | None:
+        """The candidate's reconstruction, from disk if it was finished before."""
+        place = self._place(candidate, update)
+        if place is not None:
+            self.kept.append(place)
+            with contextlib.suppress(LeakscopeError):  # not there, or damaged
+                return Reconstruction.load(place)
+        attack = candidate.attack
+        if isinstance(attack, Attack):
+            attack = replace(attack, solver=replace(attack.solver, seconds=seconds))
+        try:
+            found = attack.run(
+                self.model,
+                update,
+                labels=self.labels,
+                seed=self.seed,
+                device=self.device,
+                on_progress=on_progress,
+                checkpoint=None if place is None else place.with_suffix(".checkpoint"),
+            )
+        except LeakscopeError as error:
+            self.failures.append(f"{candidate.name}: {error}")
+            return None
+        if place is not None:
+            found.save(place)
+        return found
+
+    def score(self, candidate: Candidate, update: Update, found: Reconstruction) -> None:
+        """Add a reconstruction to what has been found."""
+        score = replay_score(self.model, update, found, device=self.device)
+        self.found.append((score, candidate, found))
+
+    def result(self, notes: list[str]) -> Reconstruction:
+        """The best, with the reasons and all the time that was spent."""
+        score, chosen, found = self.best
+        others = [f"{c.name} {s:.3f}" for s, c, _ in self.found if c is not chosen]
+        compared = f" (others: {', '.join(others)})" if others else ""
+        reason = f"{chosen.name}: {chosen.why}; replay score {score:.3f}{compared}"
+        seconds = sum(each.seconds for _, _, each in self.found)
+        return replace(found, seconds=seconds, why="; ".join([reason, *notes, *self.failures]))
+
+    def clear(self) -> None:
+        """Remove what was kept for a break."""
+        for place in self.kept:
+            place.unlink(missing_ok=True)
+
+    def _place(self, candidate: Candidate, update: Update) -> Path | None:
+        if self.checkpoint is None:
+            return None
+        what = f"{leakscope.__version__} {candidate!r} {self.identity} {update.protocol!r}"
+        key = hashlib.sha256(what.encode()).hexdigest()[:12]
+        return self.checkpoint.with_name(f"{self.checkpoint.name}-{candidate.name}-{key}")
+
+
+def many_steps(problem: Problem) -> bool:
+    """The client sent weights after more than one step of plain SGD."""
+    return not one_gradient(problem)
+
+
+def one_gradient(problem: Problem) -> bool:
+    """What was sent is one gradient, or weights after one step of plain SGD."""
+    protocol = problem.protocol
+    if problem.after is None:
+        return True
+    if unknown_fields(protocol):
+        return False
+    return protocol.optimizer == "sgd" and protocol.steps(problem.num_examples) == 1
+
+
+def one_example(problem: Problem) -> bool:
+    """It is of a single example."""
+    return problem.num_examples == 1
+
+
+def smooth_gradient(problem: Problem) -> bool:
+    """One gradient of few examples and a network that has second derivatives everywhere."""
+    return one_gradient(problem) and problem.num_examples <= FEW and smooth(problem)
+
+
+def deep_gradient(problem: Problem) -> bool:
+    """One gradient of a network with many layers."""
+    layers = [tensor for tensor in problem.observed.values() if tensor.ndim > 1]
+    return one_gradient(problem) and len(layers) > DEEP

@@ -1,0 +1,153 @@
+"""Auto picks what fits an update, infers what it was not told, and says why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import leakscope as ls
+from leakscope import papers
+from leakscope.attack.auto import Auto
+from leakscope.attack.infer import FIELDS, infer
+from victims import examples, tiny, tiny_update
+
+
+def without(update: ls.Update, *fields: str) -> ls.Update:
+    """The same update from a client about which less is known."""
+    protocol = update.protocol.model_copy(update=dict.fromkeys(fields))
+    return replace(update, protocol=protocol)
+
+
+def dense() -> nn.Module:
+    """A network whose input can be computed."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(144, 20), nn.ReLU(), nn.Linear(20, 5))
+
+
+def bent() -> nn.Module:
+    """A network without a kink."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Sigmoid(), nn.Flatten(), nn.Linear(400, 5))
+
+
+CASES: dict[str, tuple[Any, int, dict[str, Any], str]] = {
+    "weights after many steps": (tiny, 3, {"epochs": 4}, "retrace"),
+    "weights after one step": (tiny, 3, {"epochs": 1}, "ig"),
+    "one step of adam": (tiny, 3, {"epochs": 1, "optimizer": "adam", "lr": 0.01}, "retrace"),
+    "one example, dense network": (dense, 1, {"epochs": 4}, "closed_form"),
+    "smooth network": (bent, 1, {"epochs": 1}, "sapag"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_fits_the_update_is_chosen(case: str) -> None:
+    network, count, settings, expected = CASES[case]
+    model, (images, labels) = network(), examples(count)
+    update = ls.Client(model, images, labels, **{"lr": 0.1, **settings}).train()
+    found = papers.auto(40).run(model, update, labels=labels)
+    assert found.why.startswith(f"{expected}: ")
+    assert "replay score" in found.why
+
+
+def test_it_is_never_worse_by_replay_score_than_what_it_tried() -> None:
+    model, (images, labels) = tiny(), examples()
+    update = ls.Client(model, images, labels, epochs=6, lr=0.1).train()
+    found = papers.auto(30).run(model, update, labels=labels)
+    alone = [
+        recipe.run(model, update, labels=labels) for recipe in (papers.retrace(30), papers.sme(15))
+    ]
+    scores = [ls.replay_score(model, update, each) for each in (found, *alone)]
+    assert scores[0] == pytest.approx(max(scores[1:]))
+
+
+@pytest.mark.parametrize("settings", [{"lr": 0.05}, {"lr": 0.01, "optimizer": "adam"}])
+def test_an_unknown_protocol_is_inferred(settings: dict[str, Any]) -> None:
+    model, (images, labels) = tiny(), examples(6)
+    update = ls.Client(model, images, labels, epochs=5, **settings).train()
+    found = papers.auto(60).run(model, without(update, *FIELDS), labels=labels)
+    assert f"optimizer {settings.get('optimizer', 'sgd')} (sure)" in found.why
+    assert "(fitted)" in found.why
+    known = papers.auto(60).run(model, update, labels=labels)
+    scores = [ls.replay_score(model, update, each) for each in (found, known)]
+    assert scores[0] > scores[1] - 0.05
+
+
+def test_known_settings_are_kept_and_the_rest_is_found_by_replay() -> None:
+    model, (images, labels) = tiny(), examples(6)
+    update = ls.Client(model, images, labels, epochs=20, lr=0.02).train()
+    truth = replace(papers.ig(1).run(model, update), images=images, labels=labels)
+    inferred = infer(model, without(update, "epochs", "batch_size"), truth)
+    assert (inferred.protocol.epochs, inferred.protocol.batch_size) == (20, 6)
+    assert inferred.protocol.lr == 0.02
+    assert inferred.margins["epochs"] > 0.1
+    assert inferred.explained > 0.99
+    assert inferred.words.startswith("epochs 20 (sure)")
+    fitted = infer(model, without(update, "lr"), truth)
+    assert fitted.protocol.lr == pytest.approx(0.02, rel=0.02)
+
+
+def test_one_gradient_has_no_settings_to_infer() -> None:
+    model, (images, labels) = tiny(), examples()
+    update = ls.Client(model, images, labels).gradient()
+    truth = replace(papers.ig(1).run(model, update), images=images, labels=labels)
+    with pytest.raises(ls.LeakscopeError, match="attack it as it is"):
+        infer(model, update, truth)
+
+
+def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    model, (images, labels) = tiny(), examples()
+    update = ls.Client(model, images, labels, epochs=4, lr=0.1).train()
+    whole = papers.auto(20).run(model, update, labels=labels)
+    calls = 0
+
+    def stop(done: int, total: int, match: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if done > 800:
+            raise KeyboardInterrupt
+
+    path = tmp_path / "attack.checkpoint"
+    with pytest.raises(KeyboardInterrupt):
+        papers.auto(20).run(model, update, labels=labels, on_progress=stop, checkpoint=path)
+    before, calls = calls, 0
+    seen: list[int] = []
+    found = papers.auto(20).run(
+        model, update, labels=labels, checkpoint=path, on_progress=lambda *a: seen.append(a[0])
+    )
+    assert torch.equal(found.images, whole.images)
+    assert len(seen) < before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_progress_covers_all_candidates() -> None:
+    seen: list[tuple[int, int]] = []
+    papers.auto(10).run(tiny(), tiny_update(), on_progress=lambda d, t, m: seen.append((d, t)))
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert {total for _, total in seen} == {1000}
+    assert seen[-1][0] == 1000
+
+
+def test_the_time_it_may_take_is_kept() -> None:
+    model, (images, labels) = tiny(), examples()
+    update = ls.Client(model, images, labels, epochs=4, lr=0.1).train()
+    found = papers.auto(100_000, seconds=4).run(model, update, labels=labels)
+    assert 3 < found.seconds < 8
+
+
+def test_several_updates_get_the_strongest_candidate() -> None:
+    auto = papers.auto()
+    assert isinstance(auto, Auto)
+    assert auto.strongest(tiny(), tiny_update()) == papers.retrace()
+    assert auto.strongest(tiny(), without(tiny_update(), "lr")) == papers.sme(150)
+
+
+def test_what_went_wrong_with_every_candidate_is_said() -> None:
+    model, (images, labels) = tiny(), examples()
+    update = ls.Client(model, images, labels, epochs=4, lr=0.1).train()
+    with pytest.raises(ls.LeakscopeError, match=r"retrace: .*\nsme: "):
+        papers.auto(5).run(model, update, labels=labels[:1])
