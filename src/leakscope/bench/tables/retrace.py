@@ -13,22 +13,26 @@ _STEPS = 300
 # N, E, B, then SME's printed PSNR for CIFAR-100 and FEMNIST, where there is one
 _SETTINGS = (
     (10, 5, 10, None, None),
+    (10, 10, 10, 28.5, 30.3),
     (10, 20, 10, 26.9, 28.6),
     (10, 50, 10, 24.2, 25.7),
     (50, 5, 10, None, None),
+    (50, 10, 10, 23.5, 22.2),
     (50, 20, 10, 21.7, 21.5),
     (50, 50, 10, 18.3, 20.1),
     (50, 20, 20, 22.34, 21.49),
     (50, 20, 50, None, None),
 )
 
-# Momentum in the long run moves 1 / (1 - momentum) times as far, so its step size is smaller.
+# Step sizes for the same drop in loss as SGD's, mean over five clients (0.24); the last is far
+# beyond it (3 on the first client).
 _OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"lr": 0.004},
-    "momentum": {"lr": 0.0004, "momentum": 0.9},
-    "nesterov": {"lr": 0.0004, "momentum": 0.9, "nesterov": True},
-    "adam": {"lr": 0.00003, "optimizer": "adam"},
-    "adamw": {"lr": 0.00003, "optimizer": "adamw", "weight_decay": 0.01},
+    "momentum": {"lr": 0.00075, "momentum": 0.9},
+    "nesterov": {"lr": 0.00068, "momentum": 0.9, "nesterov": True},
+    "adam": {"lr": 0.000012, "optimizer": "adam"},
+    "adamw": {"lr": 0.000012, "optimizer": "adamw", "weight_decay": 0.01},
+    "adam long": {"lr": 0.0001, "optimizer": "adam"},
 }
 
 _IG = {"lr": 1.0, "tv": 0.005, "sign": False}
