@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -117,15 +118,17 @@ def test_a_killed_audit_goes_on_where_it_was(desk: Path) -> None:
         while time.monotonic() < deadline:
             for path in desk.glob("out/trials/*-sme-*/found.checkpoint"):
                 with safe_open(path, framework="pt") as file:
-                    seconds = float(file.metadata()["seconds"])
+                    seconds = float(json.loads(file.metadata()["loop"])["seconds"])
                     if seconds > more_than:
                         return seconds
             time.sleep(0.1)
         raise AssertionError("no checkpoint was written")
 
     with subprocess.Popen(command, cwd=desk) as first:
-        spent = seconds_spent(0)
-        first.kill()
+        try:
+            spent = seconds_spent(0)
+        finally:
+            first.kill()
     kept = list(desk.glob("out/trials/*-ig-*/found.safetensors"))
     assert kept
     ls.Reconstruction.load(kept[0])

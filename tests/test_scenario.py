@@ -102,7 +102,7 @@ def test_all_mistakes_are_reported_at_once_with_path_and_nearest_name(tmp_path: 
         ("a: [", "is not YAML"),
         ("!!python/object/apply:os.getcwd []", "is not YAML"),
         ("attacks: []", "attacks is empty"),
-        ("name: x", "attacks: field required"),
+        ("attacks: [{label: x}]", "attacks.0.name: field required"),
         ("attacks: [{name: ig}, {name: ig}]", "two are called 'ig'"),
     ],
 )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import leakscope
 from leakscope.attack.attack import Attack
-from leakscope.attack.closed_form import ClosedForm
+from leakscope.attack.closed_form import ClosedForm, pixel_layer
 from leakscope.attack.infer import Inferred, infer, unknown_fields
 from leakscope.attack.layers import smooth
 from leakscope.attack.problem import Problem
@@ -241,9 +241,12 @@ def one_gradient(problem: Problem) -> bool:
     return protocol.optimizer == "sgd" and protocol.steps(problem.num_examples) == 1
 
 
-def one_example(problem: Problem) -> bool:
-    """It is of a single example."""
-    return problem.num_examples == 1
+def computable(problem: Problem) -> bool:
+    """It is of a single example, which a fully connected layer sees as it is."""
+    with contextlib.suppress(LeakscopeError):
+        pixel_layer(problem)
+        return problem.num_examples == 1
+    return False
 
 
 def smooth_gradient(problem: Problem) -> bool:

@@ -76,8 +76,8 @@ class Plateau:
         gain: by which share the mean must have fallen to go on.
     """
 
-    window: int = 25
-    gain: float = 0.02
+    window: int = 50
+    gain: float = 0.01
 
     def __post_init__(self) -> None:
         require("window", self.window, least=1)
