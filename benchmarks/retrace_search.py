@@ -1,0 +1,90 @@
+"""Which settings suit Retrace: each varied alone around the defaults, on the same clients.
+
+    python benchmarks/retrace_search.py --data FOLDER --set femnist --examples 10 --epochs 20
+
+FOLDER holds cifar100.npz or femnist.npz. Prints PSNR and seconds of the single-step ceiling (IG on
+one gradient of the same images), of SME and of every setting. Labels known, client lr 0.004.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import leakscope as ls
+from leakscope import papers
+from leakscope.attack.attack import Attack
+from leakscope.attack.retrace import Retrace
+from leakscope.bench import victim
+from leakscope.bench.table import Victim
+
+NETWORKS = {"cifar100": "cnn-cifar", "femnist": "cnn-femnist"}
+VARIED: dict[str, tuple[Any, ...]] = {
+    "nodes": (1, 2, 5),
+    "every": (10, 50),
+    "tv": (0.003, 0.03),
+    "damping": (0.03, 0.3),
+}
+
+
+def attacks(iterations: int, adaptive: bool) -> Iterator[tuple[str, Attack]]:
+    """SME, Retrace, and Retrace with one setting changed; damping matters only to Adam."""
+    yield "sme", papers.sme(iterations)
+    usual = papers.retrace(iterations)
+    yield "retrace", usual
+    yield "all nodes from the start", replace(usual, trajectory=Retrace())
+    for option, values in VARIED.items():
+        for value in values if option != "damping" or adaptive else ():
+            yield f"{option} {value:g}", papers.retrace(iterations, **{option: value})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", required=True, type=Path)
+    parser.add_argument("--set", choices=NETWORKS, default="femnist")
+    parser.add_argument("--examples", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--batch-size", type=int, default=10)
+    parser.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd")
+    parser.add_argument("--clients", type=int, default=1)
+    parser.add_argument("--iterations", type=int, default=200)
+    options = parser.parse_args()
+    adaptive = options.optimizer != "sgd"
+    row = Victim(
+        data=options.set,
+        model=NETWORKS[options.set],
+        examples=options.examples,
+        epochs=options.epochs,
+        batch_size=options.batch_size,
+        settings={"optimizer": "adam", "lr": 3e-5} if adaptive else {},
+    )
+    clients = [victim.make(row, options.data, number) for number in range(options.clients)]
+    single = papers.ig(options.iterations, lr=1.0, tv=0.005, sign=False)
+    sent = replace(row, shares="gradient", settings={})
+    shared = [victim.make(sent, options.data, number) for number in range(options.clients)]
+    tried = [("single step", single, shared)]
+    tried += [(name, attack, clients) for name, attack in attacks(options.iterations, adaptive)]
+    table = Table("setting", "PSNR [dB]", "seconds")
+    for name, attack, victims in tried:
+        found = [each_attack(attack, each) for each in victims]
+        psnr, seconds = torch.tensor(found, dtype=torch.float64).mean(0).tolist()
+        print(f"{name}: {psnr:.2f} dB, {seconds:.0f} s", flush=True)
+        table.add_row(name, f"{psnr:.2f}", f"{seconds:.0f}")
+    Console().print(table)
+
+
+def each_attack(attack: Attack, attacked: victim.Attacked) -> tuple[float, float]:
+    """(PSNR, seconds) on one client."""
+    found = attack.run(attacked.model, attacked.update, labels=attacked.labels)
+    return ls.measure.images(found.images, attacked.images).psnr.mean().item(), found.seconds
+
+
+if __name__ == "__main__":
+    main()
