@@ -12,7 +12,7 @@ from torch import nn
 
 import leakscope as ls
 from leakscope import papers
-from leakscope.attack.auto import Auto
+from leakscope.attack.auto import CLEARLY, Auto
 from leakscope.attack.infer import FIELDS, infer
 from victims import examples, tiny, tiny_update
 
@@ -62,7 +62,7 @@ def test_it_is_never_worse_by_replay_score_than_what_it_tried() -> None:
         recipe.run(model, update, labels=labels) for recipe in (papers.retrace(30), papers.sme(15))
     ]
     scores = [ls.replay_score(model, update, each) for each in (found, *alone)]
-    assert scores[0] == pytest.approx(max(scores[1:]))
+    assert 1 - scores[0] <= (1 - max(scores[1:])) / CLEARLY
 
 
 @pytest.mark.parametrize("settings", [{"lr": 0.05}, {"lr": 0.01, "optimizer": "adam"}])
