@@ -107,12 +107,13 @@ def forward_seconds(attacked: Victim) -> float:
 def iteration(folder: Path, screen: Console) -> None:
     """Part one."""
     table = Table("network", "images", "attack", "forward [ms]", "eager", "compiled", "gain")
-    for model, examples in (("cnn-cifar", 50), ("cnn-cifar", 10), ("resnet8", 10)):
+    for model, examples in (("cnn-cifar", 50), ("cnn-cifar", 10), ("lenet-zhu", 50)):
         attacked = victim(folder, examples, epochs=5, batch_size=10, model=model)
         for name, recipe in RECIPES.items():
-            forward = forward_seconds(attacked)
             attack = recipe(16)
-            eager = statistics.median(each_iteration(attack, attacked)) / forward
+            slow = statistics.median(each_iteration(attack, attacked))
+            forward = forward_seconds(attacked)
+            eager = slow / forward
             fast = statistics.median(each_iteration(attack, attacked, "always", 8)) / forward
             table.add_row(
                 model,

@@ -21,8 +21,8 @@ MEASURED = 3
 SAVING = 0.3
 """Share of an iteration that compiling saves (``benchmarks/speed.py``)."""
 
-COST = 40.0
-"""Seconds it takes; a tenth of it when the same step was compiled on this machine before."""
+COST = 25.0
+"""Seconds it takes on an idle machine; less when the same step was compiled there before."""
 
 # Every attack has a step of its own: without isolation the ninth would be one too many.
 _SETTINGS: dict[str, Any] = {"fullgraph": True, "dynamic": False, "isolate_recompiles": True}
