@@ -151,3 +151,17 @@ def test_what_went_wrong_with_every_candidate_is_said() -> None:
     update = ls.Client(model, images, labels, epochs=4, lr=0.1).train()
     with pytest.raises(ls.LeakscopeError, match=r"retrace: .*\nsme: "):
         papers.auto(5).run(model, update, labels=labels[:1])
+
+
+def test_what_cannot_be_replayed_is_still_found() -> None:
+    """A batch of one example has no statistics, so a replay is refused where SME is not."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(576, 5)
+    )
+    images, labels = examples()
+    update = ls.Client(model, images, labels, epochs=2, lr=0.05, batchnorm="train").train()
+    protocol = update.protocol.model_copy(update={"batch_size": 2})
+    found = papers.auto(5).run(model, replace(update, protocol=protocol), labels=labels)
+    assert found.why.startswith("sme: ")
+    assert "batchnorm is train but a batch has one example" in found.why

@@ -189,7 +189,8 @@ class _Trials:
                 return Reconstruction.load(place)
         attack = candidate.attack
         if isinstance(attack, Attack):
-            attack = replace(attack, solver=replace(attack.solver, seconds=seconds))
+            each = seconds / attack.restarts
+            attack = replace(attack, solver=replace(attack.solver, seconds=each))
         try:
             found = attack.run(
                 self.model,
@@ -198,7 +199,7 @@ class _Trials:
                 seed=self.seed,
                 device=self.device,
                 on_progress=on_progress,
-                checkpoint=None if place is None else place.with_suffix(".checkpoint"),
+                checkpoint=None if place is None else place.with_name(f"{place.name}.half"),
             )
         except LeakscopeError as error:
             self.failures.append(f"{candidate.name}: {error}")
@@ -208,8 +209,12 @@ class _Trials:
         return found
 
     def score(self, candidate: Candidate, update: Update, found: Reconstruction) -> None:
-        """Add a reconstruction to what has been found."""
-        score = replay_score(self.model, update, found, device=self.device)
+        """Add a reconstruction to what has been found; one that cannot be replayed scores 0."""
+        score = 0.0
+        try:
+            score = replay_score(self.model, update, found, device=self.device)
+        except LeakscopeError as error:
+            self.failures.append(f"replay of {candidate.name}: {error}")
         self.found.append((score, candidate, found))
 
     def result(self, notes: list[str]) -> Reconstruction:

@@ -308,7 +308,7 @@ def auto(iterations: int = 300, *, seconds: float = 600.0) -> Auto:
             Candidate("sme", sme(some), many_steps, "needs no replay"),
             Candidate("sapag", sapag(iterations), smooth_gradient, "for smooth networks"),
             Candidate("ig", quick, one_gradient, "for one gradient"),
-            Candidate("ig, signed", ig(many), deep_gradient, "for deep networks"),
+            Candidate("ig_signed", ig(many), deep_gradient, "for deep networks"),
         ),
     )
 
