@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -37,6 +36,7 @@ import leakscope as ls
 from leakscope import papers
 from leakscope.attack.attack import Attack
 from leakscope.attack.compiling import Compiling
+from leakscope.bench.trial import fresh_peak, peak_memory
 
 RECIPES: dict[str, Callable[[int], Attack]] = {
     "ig": lambda iterations: papers.ig(iterations, lr=1.0, tv=0.005, sign=False),
@@ -45,7 +45,7 @@ RECIPES: dict[str, Callable[[int], Attack]] = {
     "retrace, one place": lambda iterations: papers.retrace(iterations, nodes=1),
     "retrace": papers.retrace,
 }
-BUDGETS = (20, 40, 80, 160, 320, 640)
+BUDGETS = (20, 40, 60, 80, 120, 160, 320, 640)
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,14 +208,14 @@ def target(folder: Path, screen: Console) -> None:
 
 
 def cost(folder: Path, name: str, examples: int, epochs: int, batch_size: int) -> list[float]:
-    """[seconds of an iteration, of a replay, GiB] in a process of its own."""
+    """[seconds of an iteration, of all that comes once, GiB added] in a process of its own."""
     attacked = victim(folder, examples, epochs, batch_size)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = fresh_peak()
     attack = RECIPES[name](5)
     began = time.perf_counter()
     pauses = each_iteration(attack, attacked)
     whole = time.perf_counter() - began
-    memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
+    memory = (peak_memory() - before) / 2**30
     usual = statistics.median(pauses)
     return [usual, max(0.0, whole - 5 * usual), memory]
 

@@ -76,10 +76,10 @@ def attack_at_cost(
     Seconds are scaled to the paper's iterations: costs are comparable after a few.
     """
     attacked = _victim(row, data, repeat, on_progress)
-    before = _fresh_peak()
+    before = fresh_peak()
     found = _attack(row, attacked, on_progress, checkpoint)
     metrics = _score(row, attacked, found)
-    metrics["memory"] = (_peak_memory() - before) / 1e9
+    metrics["memory"] = (peak_memory() - before) / 1e9
     metrics["seconds"] *= row.recipe.iterations / len(found.history["match"])
     return metrics
 
@@ -166,14 +166,14 @@ def _score(row: Row, attacked: victim.Attacked, found: Reconstruction) -> dict[s
     return metrics
 
 
-def _fresh_peak() -> int:
+def fresh_peak() -> int:
     """What this process holds now, where the system can forget its earlier peak."""
     with suppress(OSError):  # only Linux can
         Path("/proc/self/clear_refs").write_text("5")
-    return _peak_memory()
+    return peak_memory()
 
 
-def _peak_memory() -> int:
+def peak_memory() -> int:
     """The most this process ever held, in bytes.
 
     Linux hands the parent's peak on to a new process in ``ru_maxrss``, so its own is read there.
