@@ -106,7 +106,7 @@ def test_a_killed_audit_goes_on_where_it_was(desk: Path) -> None:
     scenario = SCENARIO | {
         "attacks": [
             {"name": "ig", "options": {"iterations": 40}},
-            {"name": "sme", "options": {"iterations": 100_000}},
+            {"name": "agic", "options": {"iterations": 100_000}},
         ]
     }
     (desk / "long.yaml").write_text(yaml.safe_dump(scenario))
@@ -116,7 +116,7 @@ def test_a_killed_audit_goes_on_where_it_was(desk: Path) -> None:
         """Wait until the attack has stored a checkpoint with more work in it, and say how much."""
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
-            for path in desk.glob("out/trials/*-sme-*/found.checkpoint"):
+            for path in desk.glob("out/trials/*-agic-*/found.checkpoint"):
                 with safe_open(path, framework="pt") as file:
                     seconds = float(json.loads(file.metadata()["loop"])["seconds"])
                     if seconds > more_than:
@@ -132,7 +132,7 @@ def test_a_killed_audit_goes_on_where_it_was(desk: Path) -> None:
     kept = list(desk.glob("out/trials/*-ig-*/found.safetensors"))
     assert kept
     ls.Reconstruction.load(kept[0])
-    assert not list(desk.glob("out/trials/*-sme-*/found.safetensors"))
+    assert not list(desk.glob("out/trials/*-agic-*/found.safetensors"))
     with subprocess.Popen(command, cwd=desk, stderr=subprocess.PIPE, text=True) as second:
         try:
             # Both runs store after the same time of work: only one that went on has more in it.
