@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from leakscope.attack.problem import Problem
 from leakscope.attack.reconstruction import Reconstruction
-from leakscope.attack.retrace import check_batches, replay
+from leakscope.attack.retrace import check_batches, length, replay
 from leakscope.errors import LeakscopeError
 from leakscope.update import Protocol, State, Update
 
@@ -154,13 +154,8 @@ def _fit(problem: Problem, candidate: Protocol, x: Tensor, y: Tensor) -> tuple[f
 
 def _explained(problem: Problem, protocol: Protocol, x: Tensor, y: Tensor) -> tuple[float, float]:
     """``1 - |u' - u| / |u|`` of a replay, and ``|u'| / |u|``."""
-    end = replay(replace(problem, protocol=protocol), x, y).end
-    moved = {name: start - end[name] for name, start in problem.before.items()}
+    moved = replay(replace(problem, protocol=protocol), x, y).moved
     gap = {name: tensor - problem.observed[name] for name, tensor in moved.items()}
-    length = _length(problem.observed)
-    share = 1 - _length(gap) / length
-    return (share if math.isfinite(share) else -math.inf), _length(moved) / length
-
-
-def _length(state: State) -> float:
-    return math.sqrt(sum(tensor.double().square().sum().item() for tensor in state.values()))
+    unit = length(problem.observed).item()
+    share = 1 - length(gap).item() / unit
+    return (share if math.isfinite(share) else -math.inf), length(moved).item() / unit

@@ -81,9 +81,9 @@ class Retrace(Trajectory):
         shares = torch.tensor([node.share for node in nodes])
         found = {"first": first.to(x), "second": second.to(x), "shares": shares.to(x)}
         replayed = replay(problem, x, y, nodes, seed=iteration)
-        moved = {name: start[name] - replayed.end[name] for name in start}
+        moved = replayed.moved
         trust = _cosine(moved, problem.observed).clamp_min(0)
-        ratio = trust * _length(problem.observed) / _length(moved).clamp_min(1e-30)
+        ratio = trust * length(problem.observed) / length(moved).clamp_min(1e-30)
         diverged = not ratio.isfinite()  # then all that is left is the straight line
         for number, node in enumerate(nodes):
             share = node.place / steps
@@ -103,13 +103,15 @@ class Retrace(Trajectory):
         total: State = {}
         for name in problem.before:
             at = [gradient[name] for gradient in gradients]
-            moves = [_mixed(theta["first"][k], at) for k in range(len(at))]
-            if protocol.optimizer != "sgd":
-                squares = [gradient.square() for gradient in at]
-                for k, gradient in enumerate(at):
-                    divisor = optimizer.spread(protocol, _mixed(theta["second"][k], squares))
-                    floor = self.damping * gradient.detach().abs().mean()
-                    moves[k] = moves[k] / (divisor + floor)
+            if protocol.optimizer == "sgd":
+                total[name] = _mixed(shares @ theta["first"], at)
+                continue
+            squares = [gradient.square() for gradient in at]
+            moves = []
+            for k, gradient in enumerate(at):
+                divisor = optimizer.spread(protocol, _mixed(theta["second"][k], squares))
+                floor = self.damping * gradient.detach().abs().mean()
+                moves.append(_mixed(theta["first"][k], at) / (divisor + floor))
             if decay:
                 moves = [m + decay * place[name] for m, place in zip(moves, places, strict=True)]
             total[name] = _mixed(shares, moves)
@@ -160,11 +162,11 @@ class Replay(NamedTuple):
 
     Attributes:
         weights: at each node.
-        end: the weights it ends with.
+        moved: the update it ends in, with the sign of a gradient.
     """
 
     weights: list[State]
-    end: State
+    moved: State
 
 
 @torch.no_grad()
@@ -201,7 +203,8 @@ def replay(
             gradient = problem.gradient(weights, x[batch], y[batch])
             number += 1
             weights, buffers = optimizer.step(protocol, weights, gradient, buffers, number)
-    return Replay([_between(seen, node.place) for node in nodes], weights)
+    moved = {name: start - weights[name] for name, start in problem.before.items()}
+    return Replay([_between(seen, node.place) for node in nodes], moved)
 
 
 def replay_score(
@@ -234,9 +237,7 @@ def replay_score(
     _check(problem)
     scores = []
     for seed in range(orders):
-        end = replay(problem, x, y, seed=seed).end
-        moved = {name: start - end[name] for name, start in problem.before.items()}
-        scores.append(_cosine(moved, problem.observed))
+        scores.append(_cosine(replay(problem, x, y, seed=seed).moved, problem.observed))
     return torch.stack(scores).mean().item()
 
 
@@ -258,10 +259,11 @@ def _between(seen: Mapping[int, State], place: float) -> State:
     return {name: tensor.lerp(high[name], place % 1) for name, tensor in low.items()}
 
 
-def _length(state: State) -> Tensor:
+def length(state: State) -> Tensor:
+    """Euclidean, of all tensors together."""
     return torch.stack([tensor.square().sum() for tensor in state.values()]).sum().sqrt()
 
 
 def _cosine(a: State, b: State) -> Tensor:
     dot = torch.stack([(a[name] * b[name]).sum() for name in b]).sum()
-    return dot / (_length(a) * _length(b)).clamp_min(1e-30)
+    return dot / (length(a) * length(b)).clamp_min(1e-30)
