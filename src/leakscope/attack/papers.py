@@ -194,8 +194,8 @@ def sme(
     """Surrogate Model Extension (Zhu et al. 2023), algorithm 1 and appendix D.
 
     A vision transformer is attacked with ``lr=0.1, decay=False`` (SME's public code). A stage of
-    the schedule ends early when the match falls no more, which saves up to three quarters of the
-    paper's iterations.
+    the schedule ends early when the match falls no more, which saves about a third of the paper's
+    iterations.
     """
     return Attack(
         trajectory=Line(alpha=alpha, lr=1e-3),
