@@ -370,8 +370,11 @@ def test_images_are_picked_as_the_paper_does(desk: Path) -> None:
     dataset = sources.load(desk, "femnist")
     distinct = victim.draw(replace(VICTIM, examples=12, pick="distinct"), dataset, 0)
     assert len(dataset.labels[distinct].unique()) == 12
-    varied = victim.draw(replace(VICTIM, examples=10, pick="varied"), dataset, 0)
     assert dataset.writer is not None
+    one = victim.draw(replace(VICTIM, examples=3, pick="writer"), dataset, 0)
+    owner = dataset.writer[one[0]]
+    assert torch.equal(one, (dataset.writer == owner).nonzero().flatten()[:3])
+    varied = victim.draw(replace(VICTIM, examples=10, pick="varied"), dataset, 0)
     assert dataset.writer[varied].unique(return_counts=True)[1].tolist() == [2] * 5
     with pytest.raises(LeakscopeError, match="only 12 images can be drawn"):
         victim.draw(replace(VICTIM, examples=13, pick="distinct"), dataset, 0)

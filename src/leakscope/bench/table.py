@@ -28,6 +28,9 @@ class Training:
     settings: Mapping[str, Any]
 
 
+Pick = Literal["random", "distinct", "writer", "varied"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Victim:
     """A client under attack.
@@ -44,8 +47,9 @@ class Victim:
             (-0.5, 0.5), or ``xavier-normal`` with zero biases (SAPAG, section VI-B).
         trained: training that comes before, or ``None`` for fresh weights.
         normalize: whether the network sees normalised images, as in most papers, or plain ones.
-        pick: which images: any (``random``), of ``distinct`` classes, or ``varied`` ones of five
-            writers (NL-SME, section V-C).
+        pick: which images: any (``random``), of ``distinct`` classes, the first ones of one
+            ``writer`` (as SME's public code does), or ``varied`` ones of five writers (NL-SME,
+            section V-C).
         settings: any other field of :class:`~leakscope.update.Protocol`; it may also override lr.
     """
 
@@ -59,7 +63,7 @@ class Victim:
     init: Literal["default", "uniform", "xavier-normal"] = "default"
     trained: Training | None = None
     normalize: bool = True
-    pick: Literal["random", "distinct", "varied"] = "random"
+    pick: Pick = "random"
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -78,6 +78,8 @@ def draw(victim: Victim, dataset: Dataset, repeat: int) -> Tensor:
     generator = torch.Generator().manual_seed(repeat)
     if victim.pick == "varied":
         chosen = _varied(dataset, victim.examples, generator)
+    elif victim.pick == "writer":
+        chosen = _first_of_a_writer(dataset, victim.examples, generator)
     else:
         chosen = torch.randperm(len(dataset), generator=generator)
         if victim.pick == "distinct":
@@ -100,6 +102,13 @@ def _first_of_each_class(order: Tensor, labels: Tensor) -> Tensor:
             seen.add(label)
             kept.append(index)
     return torch.tensor(kept)
+
+
+def _first_of_a_writer(dataset: Dataset, examples: int, generator: torch.Generator) -> Tensor:
+    """The first images, in the order of the file, of a writer who has enough of them."""
+    writers = by_writer(_writers(dataset))
+    able = [part for part in writers if len(part) >= examples] or [max(writers, key=len)]
+    return able[int(torch.randint(len(able), (), generator=generator))][:examples]
 
 
 def _varied(dataset: Dataset, examples: int, generator: torch.Generator) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from leakscope.bench.table import Recipe, Row, Table, Training, Victim
+from leakscope.bench.table import Pick, Recipe, Row, Table, Training, Victim
 
 _REFERENCE = "Zhu, Yao, Blaschko: Surrogate Model Extension, ICML 2023"
 
@@ -19,6 +19,7 @@ DLFA = {
     "cifar100": Recipe("dlfa", 400, {"data": "cifar"}),
 }
 CNN = {"femnist": "cnn-femnist", "cifar100": "cnn-cifar"}
+PICK: dict[str, Pick] = {"femnist": "writer", "cifar100": "random"}
 
 _TABLE_2: tuple[tuple[str, int, int, Printed, Printed, Printed], ...] = (
     # data, E, N, DLFA, IG, SME
@@ -118,7 +119,14 @@ def _rows(
 def _table_2() -> tuple[Row, ...]:
     rows: list[Row] = []
     for data, epochs, examples, *printed in _TABLE_2:
-        victim = Victim(data=data, model=CNN[data], examples=examples, epochs=epochs, batch_size=10)
+        victim = Victim(
+            data=data,
+            model=CNN[data],
+            examples=examples,
+            epochs=epochs,
+            batch_size=10,
+            pick=PICK[data],
+        )
         recipes = {"DLFA": DLFA[data], "IG": IG, "SME": SME}
         rows += _rows(f"{data} E={epochs} N={examples}", victim, recipes, tuple(printed))
     return tuple(rows)
