@@ -133,6 +133,29 @@ def test_bootstrap_interval_covers_the_mean() -> None:
     assert math.isnan(alone.low)
 
 
+@pytest.mark.parametrize(
+    ("hits", "total", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0, 0.1611)],
+)
+def test_shares_have_wilsons_interval(hits: int, total: int, low: float, high: float) -> None:
+    """Newcombe 1998, table I, method 3."""
+    found = measure.share(hits, total)
+    assert found == pytest.approx((hits / total, low, high), abs=5e-5)
+    other = measure.share(total - hits, total)
+    assert other == pytest.approx((1 - hits / total, 1 - found.high, 1 - found.low))
+    wider = measure.share(hits, total, confidence=0.99)
+    assert wider.high > found.high
+
+
+@pytest.mark.parametrize(
+    ("hits", "total", "says"),
+    [(0, 0, "total is 0"), (4, 3, "hits is 4"), (-1, 3, "hits is -1")],
+)
+def test_a_share_needs_trials(hits: int, total: int, says: str) -> None:
+    with pytest.raises(LeakscopeError, match=says):
+        measure.share(hits, total)
+
+
 def test_signal_free_updates_keep_only_the_norm() -> None:
     update = tiny_update()
     blank = measure.signal_free(update, seed=1)

@@ -4,8 +4,9 @@ from leakscope.measure.baseline import signal_free
 from leakscope.measure.finding import RECOGNISABLE_DB, Finding, Scores, measure
 from leakscope.measure.identity import Identification, reidentify
 from leakscope.measure.image import ImageScores, check_measurable, images, label_accuracy
+from leakscope.measure.lpips import Lpips
 from leakscope.measure.matching import matching_rate
-from leakscope.measure.statistics import Interval, interval
+from leakscope.measure.statistics import Interval, interval, share
 from leakscope.measure.text import TextScores, sentences
 from leakscope.measure.trajectory import Straightness, straightness
 
@@ -15,6 +16,7 @@ __all__ = [
     "Identification",
     "ImageScores",
     "Interval",
+    "Lpips",
     "Scores",
     "Straightness",
     "TextScores",
@@ -26,6 +28,7 @@ __all__ = [
     "measure",
     "reidentify",
     "sentences",
+    "share",
     "signal_free",
     "straightness",
 ]

@@ -8,6 +8,7 @@ from torch import Tensor
 from leakscope.attack.reconstruction import Reconstruction
 from leakscope.measure.identity import reidentify
 from leakscope.measure.image import images, label_accuracy
+from leakscope.measure.lpips import Lpips
 
 RECOGNISABLE_DB = 18.0
 """Below this PSNR an image is visibly corrupted."""
@@ -23,6 +24,7 @@ class Scores(BaseModel):
         mse: mean squared error.
         reidentified: whether the original was the nearest of its line-up.
         label_accuracy: share of true labels found.
+        lpips: how different the two look, 0 being the same, or ``None`` if it was not measured.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -33,6 +35,7 @@ class Scores(BaseModel):
     mse: list[float]
     reidentified: list[bool]
     label_accuracy: float
+    lpips: list[float] | None = None
 
     @property
     def recognised(self) -> list[bool]:
@@ -66,6 +69,7 @@ def measure(
     labels: Tensor,
     pool: Tensor,
     pool_labels: Tensor,
+    lpips: Lpips | None = None,
 ) -> Finding:
     """Hold a reconstruction and its no-update baseline against the truth.
 
@@ -76,11 +80,13 @@ def measure(
         labels: their classes, [N].
         pool: images the client did not have, for the line-ups, [M, C, H, W].
         pool_labels: their classes, [M].
+        lpips: decides who is paired and who is nearest, in place of the squared error.
     """
 
     def score(side: Reconstruction) -> tuple[Scores, float]:
-        scores = images(side.images, truth)
-        line_ups = reidentify(side.images[scores.pairs], truth, labels, pool, pool_labels)
+        scores = images(side.images, truth, lpips)
+        paired = side.images[scores.pairs]
+        line_ups = reidentify(paired, truth, labels, pool, pool_labels, lpips)
         numbers = Scores(
             pairs=scores.pairs.tolist(),
             psnr=scores.psnr.tolist(),
@@ -88,6 +94,7 @@ def measure(
             mse=scores.mse.tolist(),
             reidentified=line_ups.hits.tolist(),
             label_accuracy=label_accuracy(side.labels, labels),
+            lpips=None if scores.lpips is None else scores.lpips.tolist(),
         )
         return numbers, line_ups.chance
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from leakscope.errors import LeakscopeError
 from leakscope.measure.image import squared_errors
+from leakscope.measure.lpips import ROUNDING, Lpips
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +31,12 @@ class Identification:
 
 
 def reidentify(
-    found: Tensor, truth: Tensor, labels: Tensor, pool: Tensor, pool_labels: Tensor
+    found: Tensor,
+    truth: Tensor,
+    labels: Tensor,
+    pool: Tensor,
+    pool_labels: Tensor,
+    lpips: Lpips | None = None,
 ) -> Identification:
     """Whether each original is the nearest to its reconstruction among images of its class.
 
@@ -40,15 +46,40 @@ def reidentify(
         labels: their classes, [N].
         pool: images the client did not have, [M, C, H, W].
         pool_labels: their classes, [M]. A class with none there is set beside the whole pool.
+        lpips: decides who is nearest, in place of the squared error. Costs one forward pass for
+            each image of the line-ups.
     """
     if len(pool) == 0:
         raise LeakscopeError("pool is empty: a line-up needs images the client did not have")
-    hits, chances = [], []
-    for reconstruction, original, label in zip(found, truth, labels, strict=True):
-        same = pool_labels == label
-        others = pool[same] if same.any() else pool
-        lineup = torch.cat([original[None], others])
+    same = [pool_labels == label for label in labels]
+    others = [mask if mask.any() else torch.ones_like(mask) for mask in same]
+    if lpips is None:
+        hits = _nearest_by_error(found, truth, pool, others)
+    else:
+        hits = _nearest_by_lpips(found, truth, pool, others, lpips)
+    chances = [1 / (1 + int(mask.sum())) for mask in others]
+    return Identification(hits=torch.tensor(hits), chance=sum(chances) / len(chances))
+
+
+def _nearest_by_error(
+    found: Tensor, truth: Tensor, pool: Tensor, others: list[Tensor]
+) -> list[bool]:
+    hits = []
+    for reconstruction, original, mask in zip(found, truth, others, strict=True):
+        lineup = torch.cat([original[None], pool[mask]])
         errors = squared_errors(reconstruction[None], lineup)[0]
         hits.append(bool((errors[0] < errors[1:]).all()))
-        chances.append(1 / len(lineup))
-    return Identification(hits=torch.tensor(hits), chance=sum(chances) / len(chances))
+    return hits
+
+
+def _nearest_by_lpips(
+    found: Tensor, truth: Tensor, pool: Tensor, others: list[Tensor], lpips: Lpips
+) -> list[bool]:
+    """The same; every image of the pool is embedded once, however many line-ups it stands in."""
+    seen = torch.stack(others).any(0)
+    distances = lpips.distances(found, pool[seen])
+    own = lpips.distance(found, truth) + ROUNDING
+    return [
+        bool((mine < row[mask[seen].cpu()]).all())
+        for mine, row, mask in zip(own, distances, others, strict=True)
+    ]

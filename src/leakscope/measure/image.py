@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -11,6 +12,9 @@ from skimage.metrics import structural_similarity
 from torch import Tensor
 
 from leakscope.errors import LeakscopeError
+
+if TYPE_CHECKING:
+    from leakscope.measure.lpips import Lpips
 
 SMALLEST_MSE = 1e-12
 """Images closer than this count as 120 dB, so that a perfect copy does not make a mean infinite."""
@@ -27,12 +31,14 @@ class ImageScores:
         mse: mean squared error.
         psnr: peak signal-to-noise ratio in dB, data range 1, per image.
         ssim: structural similarity, gaussian window of sigma 1.5.
+        lpips: how different the two look, 0 being the same, or ``None`` if it was not measured.
     """
 
     pairs: Tensor
     mse: Tensor
     psnr: Tensor
     ssim: Tensor
+    lpips: Tensor | None = None
 
     @property
     def worst(self) -> int:
@@ -49,15 +55,16 @@ class ImageScores:
         return (self.psnr >= psnr).double().mean().item()
 
 
-def images(found: Tensor, truth: Tensor) -> ImageScores:
+def images(found: Tensor, truth: Tensor, lpips: Lpips | None = None) -> ImageScores:
     """Pair reconstructions with originals and score every pair.
 
     An update does not tell the order of the examples, so each original gets the reconstruction
-    that makes the total squared error smallest (linear sum assignment).
+    that makes the total squared error (or LPIPS) smallest (linear sum assignment).
 
     Args:
         found: reconstructions, float [N, C, H, W] in [0, 1].
         truth: originals, same shape.
+        lpips: decides the pairing in place of the squared error, and is measured too.
     """
     if found.shape != truth.shape or found.ndim != 4 or len(found) == 0:
         raise LeakscopeError(
@@ -67,7 +74,8 @@ def images(found: Tensor, truth: Tensor) -> ImageScores:
     check_measurable(found.shape[1:])
     found, truth = found.detach().cpu().double(), truth.detach().cpu().double()
     errors = squared_errors(truth, found)
-    rows, columns = linear_sum_assignment(errors.numpy())
+    costs = errors if lpips is None else lpips.distances(truth, found)
+    rows, columns = linear_sum_assignment(costs.numpy())
     pairs = torch.as_tensor(columns)
     mse = errors[rows, columns]
     ssim = [_ssim(a, b) for a, b in zip(found[pairs], truth, strict=True)]
@@ -76,6 +84,7 @@ def images(found: Tensor, truth: Tensor) -> ImageScores:
         mse=mse,
         psnr=-10 * mse.clamp_min(SMALLEST_MSE).log10(),
         ssim=torch.tensor(ssim, dtype=torch.float64),
+        lpips=None if lpips is None else costs[rows, columns],
     )
 
 

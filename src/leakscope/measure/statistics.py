@@ -8,11 +8,13 @@ import numpy as np
 from scipy import stats
 from torch import Tensor
 
+from leakscope.errors import require
+
 FEWEST_FOR_BOOTSTRAP = 20
 
 
 class Interval(NamedTuple):
-    """A mean and the bounds of its confidence interval."""
+    """A mean or share and the bounds of its confidence interval."""
 
     mean: float
     low: float
@@ -44,3 +46,15 @@ def interval(values: Tensor, confidence: float = 0.95, seed: int = 0) -> Interva
         rng=np.random.default_rng(seed),
     ).confidence_interval
     return Interval(mean, float(found.low), float(found.high))
+
+
+def share(hits: int, total: int, confidence: float = 0.95) -> Interval:
+    """``hits / total`` with its Wilson score interval, as if the trials were independent.
+
+    Unlike :func:`interval` of zeros and ones it says something where all trials agree: none of 10
+    is 0 to 0.28.
+    """
+    require("total", total, least=1)
+    require("hits", hits, most=total)
+    found = stats.binomtest(hits, total).proportion_ci(confidence, method="wilson")
+    return Interval(hits / total, float(found.low), float(found.high))
