@@ -54,6 +54,9 @@ class Protocol(BaseModel):
             batch (``train``) while the client trains.
         input_shape: (channels, height, width) of one example.
         classes: number of outputs of the network.
+        sparse: whether the client left entries out of its update, which are exactly zero there.
+        bits: each tensor of the update was rounded as :func:`rounded` does, or ``None``.
+        distorted: names of tensors that the client falsified: attacks had better ignore them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -74,6 +77,9 @@ class Protocol(BaseModel):
     batchnorm: Literal["eval", "train"] | None = None
     input_shape: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
     classes: PositiveInt | None = None
+    sparse: bool = False
+    bits: PositiveInt | None = Field(default=None, le=16)
+    distorted: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _consistent(self) -> Protocol:
@@ -250,6 +256,17 @@ class Update:
             raise LeakscopeError(f"{path}: {place}: {first['msg']}") from None
         except LeakscopeError as error:
             raise LeakscopeError(f"{path}: {error}") from None
+
+
+def rounded(tensor: Tensor, bits: int) -> Tensor:
+    """``tensor`` on ``2^bits - 1`` evenly spread levels up to its largest magnitude, zero included.
+
+    With one bit all that is left is the sign, at the mean magnitude (Bernstein et al. 2018).
+    """
+    if bits == 1:
+        return tensor.sign() * tensor.abs().mean()
+    step = tensor.abs().max().clamp_min(1e-30) / (2 ** (bits - 1) - 1)
+    return (tensor / step).round() * step
 
 
 def under(tensors: State, prefix: str) -> State:

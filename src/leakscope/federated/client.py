@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,16 +12,18 @@ from torch import Tensor, nn
 
 from leakscope.data import normalization
 from leakscope.errors import LeakscopeError
+from leakscope.federated.defence import Defence, defended
 from leakscope.federated.local import (
-    check_batch,
-    loss_of,
     normalized,
     output_shape,
-    set_mode,
     snapshot,
     train_locally,
+    whole_gradient,
 )
 from leakscope.update import Normalization, Protocol, State, Update
+
+DRAWS = 5_000_000_000
+"""Seeds of what defences draw begin here, apart from those of the order of examples."""
 
 
 class Client:
@@ -39,7 +41,9 @@ class Client:
         optimizer: ``sgd``, ``adam`` or ``adamw``.
         normalize: a data set's name, a (mean, std) pair, or ``None`` for the identity.
         batchnorm: ``eval`` (running statistics) or ``train`` (those of the batch).
-        seed: decides the order of the examples.
+        seed: decides the order of the examples, and what defences draw.
+        defences: what the client does so that its update tells less, in order. One that changes
+            the network changes :attr:`model`: attack that one.
         settings: any other field of :class:`~leakscope.update.Protocol`, such as ``momentum``.
     """
 
@@ -56,9 +60,11 @@ class Client:
         normalize: str | Normalization | None = None,
         batchnorm: str = "eval",
         seed: int = 0,
+        defences: Sequence[Defence] = (),
         **settings: Any,
     ) -> None:
         _check_images(images)
+        model = defended(model, defences)
         first = next(model.parameters(), None)
         if first is None:
             raise LeakscopeError("model has no parameters: nothing could be trained")
@@ -66,6 +72,7 @@ class Client:
         self.images = images.to(first.device, first.dtype)
         self.labels = labels.to(first.device, torch.int64)
         self.seed = seed
+        self.defences = tuple(defences)
         channels = images.shape[1]
         classes, *places = output_shape(model, self.images[:2])
         _check_labels(labels, (len(images), *places))
@@ -91,6 +98,8 @@ class Client:
             first_error = error.errors()[0]
             field = ".".join(str(part) for part in first_error["loc"]) or "protocol"
             raise LeakscopeError(f"client {field}: {first_error['msg']}") from None
+        for defence in self.defences:
+            defence.check(model, self.protocol, self.defences)
 
     def train(self, on_step: Callable[[State], None] | None = None) -> Update:
         """Train locally and return the weights before and after.
@@ -99,38 +108,61 @@ class Client:
             on_step: called with a copy of the state after every local step, e.g. ``list.append``
                 to record the trajectory.
         """
-        model = copy.deepcopy(self.model)
-        inputs = normalized(self.images, self.protocol)
-        train_locally(model, inputs, self.labels, self.protocol, seed=self.seed, on_step=on_step)
-        return self._update(self.protocol, after=snapshot(model))
+        model, draws = copy.deepcopy(self.model), self._draws()
+        train_locally(
+            model,
+            self._inputs(draws),
+            self.labels,
+            self.protocol,
+            seed=self.seed,
+            on_step=on_step,
+            defences=self.defences,
+            draws=draws,
+        )
+        return self._sent(self.protocol, draws, after=snapshot(model))
 
     def gradient(self) -> Update:
         """One gradient of the loss over all examples at the received weights."""
-        model = copy.deepcopy(self.model)
-        check_batch(model, self.protocol, len(self.images))
-        set_mode(model, self.protocol)
-        loss = loss_of(self.protocol, model(normalized(self.images, self.protocol)), self.labels)
-        trained = {
-            name: parameter
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad
-        }
-        if not trained:
-            raise LeakscopeError("model has no trainable parameter: all are frozen")
-        gradients = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
         unused = dict.fromkeys(("epochs", "batch_size", "lr", "optimizer"))
-        return self._update(
-            self.protocol.model_copy(update=unused),
-            gradient=dict(zip(trained, gradients, strict=True)),
+        protocol = self.protocol.model_copy(update=unused)
+        for defence in self.defences:
+            defence.check(self.model, protocol, self.defences)
+        draws = self._draws()
+        gradient = whole_gradient(
+            copy.deepcopy(self.model),
+            self._inputs(draws),
+            self.labels,
+            self.protocol,
+            defences=self.defences,
+            draws=draws,
         )
+        return self._sent(protocol, draws, gradient=gradient)
 
-    def _update(self, protocol: Protocol, **sent: State) -> Update:
-        return Update(
+    def without_defences(self) -> Client:
+        """The same client without its defences; a network that one of them changed stays so."""
+        plain = copy.copy(self)
+        plain.defences = ()
+        return plain
+
+    def _draws(self) -> torch.Generator:
+        return torch.Generator().manual_seed(DRAWS + self.seed)
+
+    def _inputs(self, draws: torch.Generator) -> Tensor:
+        images = self.images
+        for defence in self.defences:
+            images = defence.images(images, draws)
+        return normalized(images, self.protocol)
+
+    def _sent(self, protocol: Protocol, draws: torch.Generator, **sent: State) -> Update:
+        update = Update(
             before=snapshot(self.model),
             num_examples=len(self.images),
             protocol=protocol,
             **sent,
         )
+        for defence in self.defences:
+            update = defence.send(update, self.model, draws)
+        return update
 
 
 def resolve_normalization(normalize: str | Normalization | None, channels: int) -> Normalization:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from leakscope.errors import LeakscopeError
 from leakscope.update import Protocol, State, digest
+
+if TYPE_CHECKING:
+    from leakscope.federated.defence import Defence
 
 
 def loss_of(protocol: Protocol, logits: Tensor, targets: Tensor) -> Tensor:
@@ -116,6 +121,22 @@ def snapshot(model: nn.Module) -> State:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
+class Training(NamedTuple):
+    """What a client's loop runs on; a defence may put others in their place.
+
+    Attributes:
+        model: what is called; its parameters are those of the client's network.
+        optimizer: over the parameters that are trained.
+        batches: gives (inputs [B, C, H, W], labels [B]) of one epoch at a time.
+        undo: closed when the training is over; restores the client's network.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batches: Callable[[], Iterable[tuple[Tensor, Tensor]]]
+    undo: ExitStack
+
+
 def train_locally(
     model: nn.Module,
     inputs: Tensor,
@@ -124,6 +145,8 @@ def train_locally(
     *,
     seed: int,
     on_step: Callable[[State], None] | None = None,
+    defences: Sequence[Defence] = (),
+    draws: torch.Generator | None = None,
 ) -> None:
     """Train ``model`` in place for E epochs of batches of B, shuffled anew in every epoch.
 
@@ -134,6 +157,8 @@ def train_locally(
         protocol: epochs, batch size, optimiser, loss and batch-norm mode.
         seed: decides the order of the examples.
         on_step: called with a copy of the whole state after every step.
+        defences: of the client, which may change how it trains.
+        draws: what they draw from.
     """
     protocol.need("epochs", "batch_size")
     assert protocol.epochs is not None
@@ -141,13 +166,83 @@ def train_locally(
     last = len(inputs) % protocol.batch_size or min(protocol.batch_size, len(inputs))
     check_batch(model, protocol, last)
     set_mode(model, protocol)
-    optimizer = make_optimizer(model, protocol)
     order = torch.Generator().manual_seed(seed)
-    for _ in range(protocol.epochs):
+    draws = torch.Generator() if draws is None else draws
+
+    def batches() -> Iterable[tuple[Tensor, Tensor]]:
         shuffled = torch.randperm(len(inputs), generator=order).to(inputs.device)
-        for batch in shuffled.split(protocol.batch_size):
-            optimizer.zero_grad()
-            loss_of(protocol, model(inputs[batch]), labels[batch]).backward()
-            optimizer.step()
-            if on_step is not None:
-                on_step(snapshot(model))
+        for batch in shuffled.split(protocol.batch_size or len(inputs)):
+            yield inputs[batch], labels[batch]
+
+    with ExitStack() as undo:
+        training = Training(model, make_optimizer(model, protocol), batches, undo)
+        for defence in defences:
+            training = defence.training(training, inputs, labels, protocol, draws)
+        for _ in range(protocol.epochs):
+            for x, y in training.batches():
+                training.optimizer.zero_grad()
+                descend(training.model, model, x, y, protocol, defences, draws)
+                training.optimizer.step()
+                if on_step is not None:
+                    on_step(snapshot(model))
+
+
+def whole_gradient(
+    model: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    protocol: Protocol,
+    *,
+    defences: Sequence[Defence] = (),
+    draws: torch.Generator,
+) -> State:
+    """The gradient of the loss over all examples, by name, as the defences make it.
+
+    Args:
+        model: switched to the protocol's mode, else not changed.
+        inputs: [N, C, H, W], already normalised.
+        labels: [N] integers.
+        protocol: optimiser, loss and batch-norm mode.
+        defences: of the client.
+        draws: what they draw from.
+    """
+    check_batch(model, protocol, len(inputs))
+    set_mode(model, protocol)
+    with ExitStack() as undo:
+        optimizer = make_optimizer(model, protocol)
+        training = Training(model, optimizer, lambda: [(inputs, labels)], undo)
+        for defence in defences:
+            training = defence.training(training, inputs, labels, protocol, draws)
+        training.optimizer.zero_grad()
+        descend(training.model, model, inputs, labels, protocol, defences, draws)
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    return {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in trained.items()}
+
+
+def descend(
+    called: nn.Module,
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    protocol: Protocol,
+    defences: Sequence[Defence],
+    draws: torch.Generator,
+) -> None:
+    """Leave the gradient of one batch in the parameters, as the defences make it.
+
+    Args:
+        called: ``model``, or what a defence wrapped around it.
+        model: the client's network.
+        x: normalised images [B, C, H, W].
+        y: labels [B].
+        protocol: of the client.
+        defences: of the client.
+        draws: what they draw from.
+    """
+    if len(x):  # a defence that samples batches may leave one empty
+        loss = loss_of(protocol, called(x), y)
+        for defence in defences:
+            loss = loss + defence.penalty(model) * (len(x) if protocol.reduction == "sum" else 1)
+        loss.backward()
+    for defence in defences:
+        defence.gradient(model, x, draws)

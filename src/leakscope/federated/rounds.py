@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import leakscope
 from leakscope.errors import LeakscopeError
 from leakscope.federated.client import Client
+from leakscope.federated.defence import defended
 from leakscope.federated.local import behaviour, snapshot
 from leakscope.update import State, Update, digest, read_safetensors, write_safetensors
 
@@ -49,6 +50,8 @@ def federate(
 ) -> nn.Module:
     """A copy of ``model`` after ``rounds`` rounds of federated averaging.
 
+    Defences that change the network change the copy: it is the network those clients train.
+
     Args:
         model: the network at round 0; not changed.
         parts: (images [n, C, H, W] in [0, 1], labels [n]) of each client.
@@ -64,7 +67,8 @@ def federate(
         raise LeakscopeError(f"participation is {participation}: use a probability above 0")
     if not parts:
         raise LeakscopeError("parts is empty: a federation needs at least one client")
-    model = copy.deepcopy(model)
+    # Copied even if no defence changes it: every round loads new weights into it.
+    model = copy.deepcopy(defended(model, training.get("defences", ())))
     folder = cache_folder(cache) / _key(model, parts, participation, seed, training)
     try:
         folder.mkdir(parents=True, exist_ok=True)

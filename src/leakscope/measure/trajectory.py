@@ -171,7 +171,7 @@ class _Probe:
     """The gradient over all of a client's examples, at any weights."""
 
     def __init__(self, client: Client) -> None:
-        self._client = copy.copy(client)
+        self._client = client.without_defences()
         self._client.model = self._model = copy.deepcopy(client.model)
 
     def gradient(self, state: State) -> State:

@@ -1,0 +1,113 @@
+"""Adding up updates so that the server sees none of them alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from leakscope.errors import LeakscopeError, require
+from leakscope.federated.defence import Defence
+from leakscope.federated.rounds import average
+from leakscope.update import State, Update
+
+
+@dataclass(frozen=True)
+class SecureAggregation(Defence):
+    """The server sees only the sum of several clients' updates (Bonawitz et al. 2017).
+
+    Only what the server sees is simulated, by :func:`aggregate`, not the cryptography.
+
+    Attributes:
+        clients: that are added up.
+    """
+
+    known: ClassVar[str] = "The server knows how many clients, with how many examples, are summed."
+    adaptive: ClassVar[str] = "The attack reconstructs the images of all of them from the sum."
+
+    clients: int = 8  # the default hides the property of the base, which has no setter
+
+    def __post_init__(self) -> None:
+        require("clients", self.clients, least=2)
+
+
+def aggregate(updates: Sequence[Update]) -> Update:
+    """What the server sees of several clients under secure aggregation.
+
+    The mean of their weights or gradients, by their numbers of examples. To the server it looks
+    like one client with all the examples, in batches as many times as large.
+
+    Args:
+        updates: of clients that received the same weights and train in the same way.
+    """
+    _check_alike(updates)
+    first = updates[0]
+    size = first.protocol.batch_size
+    protocol = first.protocol.model_copy(
+        update={
+            "batch_size": None if size is None else size * len(updates),
+            # Some entry may be zero in one of them only, and a sum of rounded ones is not rounded.
+            "sparse": all(update.protocol.sparse for update in updates),
+            "bits": first.protocol.bits if len(updates) == 1 else None,
+        }
+    )
+    return Update(
+        before=first.before,
+        after=None if first.after is None else _mean_weights(updates),
+        gradient=None if first.gradient is None else _mean_gradient(updates),
+        num_examples=sum(update.num_examples for update in updates),
+        protocol=protocol,
+    )
+
+
+def _mean_weights(updates: Sequence[Update]) -> State:
+    mean = average(updates)
+    for name, start in updates[0].before.items():
+        # What no client moved must not move by rounding: attacks read off what was frozen.
+        moved = [u.after[name] != start for u in updates if u.after is not None]
+        mean[name] = torch.where(torch.stack(moved).any(0), mean[name], start)
+    return mean
+
+
+def _mean_gradient(updates: Sequence[Update]) -> State:
+    total = sum(update.num_examples for update in updates)
+    mean: State = {}
+    for name, first in (updates[0].gradient or {}).items():
+        weighted = torch.zeros(first.shape, dtype=torch.float64, device=first.device)
+        for update in updates:
+            assert update.gradient is not None
+            weighted += update.gradient[name].double() * (update.num_examples / total)
+        mean[name] = weighted.to(first)
+    return mean
+
+
+def _check_alike(updates: Sequence[Update]) -> None:
+    if not updates:
+        raise LeakscopeError("updates is empty: there is nothing to add up")
+    first = updates[0]
+    for number, update in enumerate(updates):
+        if (update.gradient is None) != (first.gradient is None):
+            raise LeakscopeError(
+                f"update {number} and the first one: one has weights, one gradients"
+            )
+        if update.before.keys() != first.before.keys() or any(
+            not torch.equal(update.before[name], tensor) for name, tensor in first.before.items()
+        ):
+            raise LeakscopeError(
+                f"update {number} began from other weights than the first: "
+                "only clients that received the same network can be added up"
+            )
+        if (update.gradient or {}).keys() != (first.gradient or {}).keys():
+            raise LeakscopeError(f"update {number} trains other parameters than the first")
+        if _training(update) != _training(first):
+            raise LeakscopeError(
+                f"update {number} has another protocol than the first: clients that are added up "
+                "must train in the same way"
+            )
+
+
+def _training(update: Update) -> dict[str, Any]:
+    """The protocol without what may differ from update to update."""
+    return update.protocol.model_dump(exclude={"sparse", "bits"})
