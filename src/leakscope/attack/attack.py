@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import leakscope
 from leakscope.attack.checkpoint import Checkpoint
 from leakscope.attack.compiling import Compiling
-from leakscope.attack.distance import Distance
+from leakscope.attack.distance import Distance, as_sent
 from leakscope.attack.labels import Automatic, Known, Labels, Single
 from leakscope.attack.prior import Prior
 from leakscope.attack.problem import Problem
@@ -278,7 +278,7 @@ class Attack:
         return project
 
     def _objective(self, views: Sequence[View], whole: Problem) -> Objective:
-        compared = [(view, self.distance.against(view.problem)) for view in views]
+        compared = [(view, as_sent(self.distance, view.problem)) for view in views]
 
         def objective(values: Mapping[str, Tensor], share: Tensor) -> tuple[Tensor, Tensor]:
             x = values["images"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from leakscope.attack.layers import LayerWeights
 from leakscope.attack.problem import Problem
-from leakscope.errors import require
+from leakscope.errors import LeakscopeError, require
 from leakscope.update import State
 
 Compare = Callable[[State], Tensor]
@@ -170,6 +170,25 @@ class Partial:
         kept = {name: tensor * masks[name] for name, tensor in problem.observed.items()}
         inner = self.distance.against(replace(problem, observed=kept))
         return lambda predicted: inner({name: predicted[name] * masks[name] for name in masks})
+
+
+def as_sent(distance: Distance, problem: Problem) -> Compare:
+    """The comparison for an update that was not sent as it was learned.
+
+    The server decodes updates, so it knows how they were encoded: tensors that were falsified and
+    entries that were left out count on neither side. Rounding needs no such care. Its errors are
+    nearly random, and cosine averages them out: rounding the prediction as well, or forgiving
+    errors within half a step, lost 3 to 6 dB at 4 bits and as much at 1.
+    """
+    protocol = problem.protocol
+    honest = {n: t for n, t in problem.observed.items() if n not in protocol.distorted}
+    if not honest:
+        raise LeakscopeError("protocol.distorted names all that was sent: nothing is left to match")
+    compare = distance.against(replace(problem, observed=honest))
+    if not protocol.sparse:
+        return compare
+    kept = {name: (seen != 0).to(seen) for name, seen in honest.items()}
+    return lambda predicted: compare({name: predicted[name] * kept[name] for name in kept})
 
 
 def _largest(tensor: Tensor, share: float) -> Tensor:

@@ -8,7 +8,7 @@ i, and row i of its weight's gradient is the same sum with each example weighted
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,9 @@ from torch import Tensor, nn
 from leakscope.attack.problem import Problem
 from leakscope.attack.solver import Variable
 from leakscope.errors import LeakscopeError
+
+COARSE = 4
+"""Bits up to which rounding hides small differences between classes."""
 
 TINY = 1e-12
 """Divisors stay this far from zero."""
@@ -246,6 +249,9 @@ class Automatic(Labels):
     - At least as many examples as classes, no bias, known step size: :class:`InterpolatedCounts`,
       which sees classes whose share is below their mean prediction.
     - Else: :class:`Counts`, which itself goes by bias, step size, and examples per class.
+
+    A bias of which entries were left out, or rounded coarsely while there are at least as many
+    examples as classes, is ignored: sums over the many weights of a row suffer less.
     """
 
     def recover(self, problem: Problem) -> Tensor:
@@ -253,6 +259,11 @@ class Automatic(Labels):
         if problem.num_examples == 1:
             return Single().recover(problem)
         crowded = problem.num_examples >= problem.classes
+        protocol, bias = problem.protocol, last_layer(problem).bias
+        coarse = crowded and protocol.bits is not None and protocol.bits <= COARSE
+        if protocol.sparse or coarse:
+            rest = {name: seen for name, seen in problem.observed.items() if name != bias}
+            problem = replace(problem, observed=rest)
         if crowded and last_layer(problem).bias is None and problem.step_scale() is not None:
             return InterpolatedCounts().recover(problem)
         return Counts().recover(problem)
