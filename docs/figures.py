@@ -16,7 +16,7 @@ from torch import Tensor
 
 import leakscope as ls
 from leakscope.audit import Scenario
-from leakscope.audit.run import choose
+from leakscope.audit.stage import choose
 
 IMAGES = Path(__file__).parent / "images"
 

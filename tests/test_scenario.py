@@ -32,9 +32,13 @@ def test_examples_run(path: Path, tmp_path: Path) -> None:
         attack["options"]["iterations"] = 2
     if "federation" in content:
         content["federation"]["rounds"] = 1
+    if "utility" in content:
+        content["utility"] |= {"rounds": 1, "seeds": 1}
     scenario = Scenario.model_validate(content)
     evidence, provenance = run(scenario, tmp_path)
-    assert len(evidence) == scenario.client.count * len(scenario.attacks)
+    rows = len(scenario.settings()) * len(scenario.defences)
+    assert len(evidence) == rows * scenario.client.count * len(scenario.attacks)
+    assert len(provenance.configurations) == rows
     assert provenance.title == scenario.name
 
 
@@ -47,6 +51,7 @@ def test_defaults_are_filled_in() -> None:
         "name": "sme",
         "label": "sme",
         "labels": "recovered",
+        "aware": True,
         "options": {"iterations": 1000, "lr": 1.0, "tv": 0.1, "alpha": 0.5, "decay": True},
     }
     own = {"data": {"source": "npz:x.npz"}, "attacks": [{"name": "ig"}]}
@@ -104,6 +109,17 @@ def test_all_mistakes_are_reported_at_once_with_path_and_nearest_name(tmp_path: 
         ("attacks: []", "attacks is empty"),
         ("attacks: [{label: x}]", "attacks.0.name: field required"),
         ("attacks: [{name: ig}, {name: ig}]", "two are called 'ig'"),
+        ("defences: []", "defences is empty"),
+        ("defences: [top]", "unknown defence 'top': did you mean 'top_k'"),
+        ("defences: [top_k]", "options.keep: top_k needs it"),
+        ("defences: [{name: top_k, options: {keep: 2}}]", "keep is 2.0"),
+        ("defences: [{name: top_k, options: {keeep: 0.1}}]", "did you mean 'keep'"),
+        ("defences: [none, none]", "two are called 'none'"),
+        ("vary: {epochs: [1, 2]}", "vary.epochs: vary fields of model, data, client"),
+        ("vary: {client.epochs: []}", "vary.client.epochs: give a list"),
+        ("vary: {client.epoch: [1]}", "did you mean 'epochs'"),
+        ("vary: {client.epochs: [1, 0]}", "client.epochs: input should be greater than 0"),
+        ("utility: {test: 1}", "utility.test: input should be less than 1"),
     ],
 )
 def test_unusable_files_are_named(text: str, says: str, tmp_path: Path) -> None:

@@ -1,7 +1,18 @@
 """Whole audits: from a scenario file to measured evidence on disk."""
 
-from leakscope.audit.evidence import Evidence, Provenance, Truth
-from leakscope.audit.run import run
+from leakscope.audit.advise import knobs
+from leakscope.audit.evidence import Configuration, Evidence, Provenance, Truth, Utility
+from leakscope.audit.run import run, run_settings
 from leakscope.audit.scenario import Scenario
 
-__all__ = ["Evidence", "Provenance", "Scenario", "Truth", "run"]
+__all__ = [
+    "Configuration",
+    "Evidence",
+    "Provenance",
+    "Scenario",
+    "Truth",
+    "Utility",
+    "knobs",
+    "run",
+    "run_settings",
+]

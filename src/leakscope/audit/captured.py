@@ -19,8 +19,9 @@ from leakscope.attack.reconstruction import Reconstruction
 from leakscope.attack.solver import Progress
 from leakscope.audit.complaints import complaints
 from leakscope.audit.evidence import Evidence, Provenance, count_parameters
-from leakscope.audit.run import Watch, prepare_folder
+from leakscope.audit.run import prepare_folder
 from leakscope.audit.scenario import AttackPart
+from leakscope.audit.stage import Watch
 from leakscope.errors import LeakscopeError
 from leakscope.federated.client import resolve_normalization
 from leakscope.update import Protocol, Update

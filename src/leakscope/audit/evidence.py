@@ -7,10 +7,12 @@ import platform
 from dataclasses import dataclass, field
 
 import torch
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 import leakscope
 from leakscope.attack.reconstruction import Reconstruction
+from leakscope.federated.defence import Guarantee
 from leakscope.measure import Finding, Straightness
 from leakscope.update import Protocol
 
@@ -28,6 +30,62 @@ class Truth:
     labels: Tensor
 
 
+class Utility(BaseModel):
+    """What a network learns from clients of one configuration.
+
+    Attributes:
+        accuracy: on images that no client had, once per repetition.
+        chance: of always naming the most frequent class.
+        test_images: how many it was measured on, each time.
+        rounds: of federated averaging.
+        clients: that took part.
+        seconds: that the training took, all repetitions together.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    accuracy: list[float]
+    chance: float
+    test_images: int
+    rounds: int
+    clients: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One way in which clients train and send: what varies between the rows of an audit.
+
+    Attributes:
+        setting: the varied values, such as ``epochs=20``; empty if none vary.
+        defence: what clients do against leakage, or ``none``.
+        known: what the attacker is assumed to know about each defence, a sentence each.
+        adaptive: how the attacks make use of that, a sentence each.
+        ignored: names of the defences that the attacks make no use of.
+        bytes_sent: by one client in one round.
+        guarantee: what is proven about ``rounds`` of its updates, or ``None``.
+        rounds: that the guarantee covers.
+        utility: what can be learned from such clients, or ``None`` if that was not measured.
+    """
+
+    setting: str = ""
+    defence: str = "none"
+    known: tuple[str, ...] = ()
+    adaptive: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    bytes_sent: int = 0
+    guarantee: Guarantee | None = None
+    rounds: int = 1
+    utility: Utility | None = None
+
+    @property
+    def label(self) -> str:
+        """What it is called: the defence, the setting, or both."""
+        if not self.setting:
+            return self.defence
+        return self.setting if self.defence == "none" else f"{self.setting}; {self.defence}"
+
+
 @dataclass(frozen=True, eq=False)
 class Evidence:
     """One attack on one client.
@@ -42,6 +100,8 @@ class Evidence:
         finding: the measurement, present exactly when the truth is.
         straightness: of the client's path, if it was simulated and sent weights; the same for
             every attack on it.
+        configuration: label of the :class:`Configuration` under which the client trained.
+        recipe: name of the recipe, where ``attack`` is a label of the user's; empty if not told.
     """
 
     attack: str
@@ -52,6 +112,8 @@ class Evidence:
     truth: Truth | None = None
     finding: Finding | None = None
     straightness: Straightness | None = None
+    configuration: str = "none"
+    recipe: str = ""
 
 
 def _versions() -> dict[str, str]:
@@ -84,6 +146,7 @@ class Provenance:
         scenario: the resolved scenario as YAML, or an empty string.
         data: name of the data set, or an empty string.
         class_names: of the labels, may be empty.
+        configurations: the ways in which clients trained, in order; one if nothing varies.
         versions: of what the numbers depend on besides the scenario.
         date: when, ISO 8601.
     """
@@ -95,5 +158,6 @@ class Provenance:
     scenario: str = ""
     data: str = ""
     class_names: tuple[str, ...] = ()
+    configurations: tuple[Configuration, ...] = (Configuration(),)
     versions: dict[str, str] = field(default_factory=_versions)
     date: str = field(default_factory=_now)

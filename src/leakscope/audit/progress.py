@@ -11,14 +11,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from leakscope.attack.solver import Progress as OnProgress
-from leakscope.audit.run import Watch
+from leakscope.audit.stage import Watch
 
 SECONDS_BETWEEN_LINES = 0.1
 
 
 @contextmanager
 def watching() -> Iterator[Watch]:
-    """A :data:`~leakscope.audit.run.Watch` that shows bars on a terminal and nothing elsewhere."""
+    """A :data:`~leakscope.audit.stage.Watch`: bars on a terminal, nothing elsewhere."""
     bars = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=14),

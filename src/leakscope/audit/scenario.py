@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_type_hints
 
@@ -25,6 +27,8 @@ from leakscope.attack.papers import RECIPES, Runnable
 from leakscope.audit.complaints import complaints
 from leakscope.data.constants import CONSTANTS
 from leakscope.errors import LeakscopeError, unknown
+from leakscope.federated.defence import Defence
+from leakscope.federated.defences import DEFENCES
 from leakscope.update import Normalization, Protocol
 
 AUTO = "auto"
@@ -134,6 +138,29 @@ class FederationPart(TrainingPart):
     participation: float = Field(default=1.0, gt=0, le=1)
 
 
+def resolved_options(
+    name: str, factory: Callable[..., object], given: dict[str, Any]
+) -> dict[str, Any]:
+    """All keyword arguments of ``factory``: those ``given``, checked, and its defaults."""
+    hints, options = get_type_hints(factory), {}
+    if inspect.isclass(factory):
+        hints = get_type_hints(factory.__init__)
+    parameters = inspect.signature(factory).parameters
+    for option in given:
+        if option not in parameters:
+            raise unknown(f"option of {name}", option, parameters)
+    for option, parameter in parameters.items():
+        value = given.get(option, parameter.default)
+        if value is parameter.empty:
+            raise ValueError(f"options.{option}: {name} needs it")
+        try:
+            options[option] = TypeAdapter(hints[option]).validate_python(value)
+        except ValidationError as error:
+            raise ValueError(f"options.{option}: {error.errors()[0]['msg']}") from None
+    factory(**options)
+    return options
+
+
 class AttackPart(_Part):
     """One attack: a recipe's name, its options, and what it is told.
 
@@ -141,32 +168,22 @@ class AttackPart(_Part):
         name: of the recipe (see ``leakscope list attacks``).
         label: how the report calls it; the name by default.
         labels: ``recovered`` from the update, or ``known`` to the attacker (an assumption).
+        aware: whether the attacker uses what it knows about how updates are encoded.
         options: keyword arguments of the recipe, such as ``iterations``.
     """
 
     name: str
     label: str = ""
     labels: Literal["recovered", "known"] = "recovered"
+    aware: bool = True
     options: dict[str, Any] = {}
 
     @model_validator(mode="after")
-    def _resolve(self) -> AttackPart:
+    def _resolve(self) -> Self:
         """Check the options against the recipe's signature and fill in its defaults."""
         if self.name not in RECIPES:
             raise unknown("attack", self.name, RECIPES)
-        recipe = RECIPES[self.name]
-        hints, options = get_type_hints(recipe), {}
-        parameters = inspect.signature(recipe).parameters
-        for option in self.options:
-            if option not in parameters:
-                raise unknown(f"option of {self.name}", option, parameters)
-        for option, parameter in parameters.items():
-            value = self.options.get(option, parameter.default)
-            try:
-                options[option] = TypeAdapter(hints[option]).validate_python(value)
-            except ValidationError as error:
-                raise ValueError(f"options.{option}: {error.errors()[0]['msg']}") from None
-        recipe(**options)
+        options = resolved_options(self.name, RECIPES[self.name], self.options)
         object.__setattr__(self, "options", options)
         object.__setattr__(self, "label", self.label or self.name)
         return self
@@ -174,6 +191,92 @@ class AttackPart(_Part):
     def build(self) -> Runnable:
         """The recipe with these options."""
         return RECIPES[self.name](**self.options)
+
+
+class DefencePart(_Part):
+    """One defence: its name (see ``leakscope list defences``) and its options."""
+
+    name: str
+    options: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _resolve(self) -> Self:
+        """Check the options against the defence's fields and fill in its defaults."""
+        if self.name not in DEFENCES:
+            raise unknown("defence", self.name, DEFENCES)
+        options = resolved_options(self.name, DEFENCES[self.name], self.options)
+        object.__setattr__(self, "options", options)
+        return self
+
+    def build(self) -> Defence:
+        """The defence with these options."""
+        return DEFENCES[self.name](**self.options)
+
+
+class Protection(_Part):
+    """What clients do against leakage: some defences in order, or nothing.
+
+    In a scenario it is ``none``, a defence's name, ``{name: ..., options: ...}``, or several as
+    ``{label: ..., parts: [...]}``.
+
+    Attributes:
+        label: how the report calls it; by default the names, and the options that were given.
+        parts: the defences.
+    """
+
+    label: str
+    parts: tuple[DefencePart, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spelt_out(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = {"parts": [] if value == NONE else [{"name": value}]}
+        if not isinstance(value, dict):
+            return value
+        if "name" in value:
+            inner = {key: value[key] for key in ("name", "options") if key in value}
+            others = {key: value[key] for key in value if key not in inner}
+            value = {**others, "parts": [inner]}
+        return {"label": _described(value.get("parts")), **value}
+
+    def build(self) -> tuple[Defence, ...]:
+        """The defences, in order."""
+        return tuple(part.build() for part in self.parts)
+
+
+NONE = "none"
+"""What the absence of defences is called."""
+
+
+def _described(parts: Any) -> str:
+    """Names of the defences, each with the options given to it."""
+    words = []
+    for part in parts if isinstance(parts, list | tuple) else ():
+        if isinstance(part, dict):
+            options = part.get("options")
+            given = options.items() if isinstance(options, dict) else ()
+            words.append(" ".join([str(part.get("name")), *(f"{k}={v}" for k, v in given)]))
+    return " + ".join(words) or NONE
+
+
+class UtilityPart(_Part):
+    """Federated training that shows what a defence costs, with the clients' own settings.
+
+    The images that no attacked client has are split into a test set and clients of
+    ``client.examples`` images each.
+
+    Attributes:
+        rounds: of federated averaging.
+        clients: how many take part, at most as many as there are images for.
+        test: share of the images kept for the test.
+        seeds: how often it is repeated, each time with another split.
+    """
+
+    rounds: PositiveInt = 10
+    clients: PositiveInt = 10
+    test: float = Field(default=0.3, gt=0, lt=1)
+    seeds: PositiveInt = 1
 
 
 class Scenario(_Part):
@@ -188,6 +291,11 @@ class Scenario(_Part):
         client: the clients under attack.
         federation: training that comes before, or ``None`` for a fresh network.
         attacks: what is tried on every client.
+        defences: what clients do against it; each is tried by itself.
+        vary: lists of values by the path of their field, such as ``client.epochs``; all
+            combinations are tried.
+        utility: training that measures the accuracy each defence leaves, or ``None``.
+        lpips: path of AlexNet's weights for the LPIPS metric, or ``None`` to do without.
     """
 
     name: str = "audit"
@@ -198,10 +306,16 @@ class Scenario(_Part):
     client: ClientPart = ClientPart()
     federation: FederationPart | None = None
     attacks: tuple[AttackPart, ...] = (AttackPart(name="auto"),)
+    defences: tuple[Protection, ...] = (Protection(label=NONE),)
+    vary: dict[str, tuple[Any, ...]] = {}
+    utility: UtilityPart | None = None
+    lpips: Path | None = None
 
     @model_validator(mode="after")
     def _resolve_normalization(self) -> Scenario:
         """Replace ``auto`` by the data set's name if it has constants, else by the identity."""
+        if self.vary:  # it may be the data set that varies
+            return self
         kind = self.data.source.partition(":")[0]
         usual = kind if kind in CONSTANTS else None
         for name in ("client", "federation"):
@@ -212,13 +326,44 @@ class Scenario(_Part):
 
     @model_validator(mode="after")
     def _distinct(self) -> Scenario:
-        if not self.attacks:
-            raise ValueError("attacks is empty: name at least one, or leave it out for auto")
-        labels = [attack.label for attack in self.attacks]
-        for label in labels:
-            if labels.count(label) > 1:
-                raise ValueError(f"attacks: two are called {label!r}: give one a label of its own")
+        for kind in ("attacks", "defences"):
+            labels = [part.label for part in getattr(self, kind)]
+            if not labels:
+                raise ValueError(f"{kind} is empty: name at least one, or leave it out")
+            for label in labels:
+                if labels.count(label) > 1:
+                    raise ValueError(f"{kind}: two are called {label!r}: give one another label")
         return self
+
+    @model_validator(mode="after")
+    def _variable(self) -> Scenario:
+        """Every combination of varied values must be a scenario of its own."""
+        for path, values in self.vary.items():
+            if path.split(".")[0] not in ("model", "data", "client", "federation"):
+                raise ValueError(f"vary.{path}: vary fields of model, data, client or federation")
+            if not values:
+                raise ValueError(f"vary.{path}: give a list of values")
+        self.settings()
+        return self
+
+    def settings(self) -> list[tuple[str, Scenario]]:
+        """Every combination of the varied values: what it is called, and its scenario."""
+        if not self.vary:
+            return [("", self)]
+        plain = self.model_dump(mode="json", exclude={"vary"})
+        found = []
+        for values in itertools.product(*self.vary.values()):
+            content = plain
+            for path, value in zip(self.vary, values, strict=True):
+                content = _with(content, path.split("."), value)
+            words = [
+                f"{path.split('.', 1)[-1]}={v}" for path, v in zip(self.vary, values, strict=True)
+            ]
+            try:
+                found.append((", ".join(words), Scenario.model_validate(content)))
+            except ValidationError as error:
+                raise ValueError(f"vary: {complaints(error, Scenario)[0]}") from None
+        return found
 
     @classmethod
     def load(cls, path: str | Path) -> Scenario:
@@ -241,3 +386,11 @@ class Scenario(_Part):
     def dump(self) -> str:
         """The scenario as YAML with every default filled in."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def _with(content: Any, path: list[str], value: Any) -> Any:
+    """``content`` with another value at ``path``."""
+    if not path:
+        return value
+    inner = content if isinstance(content, dict) else {}
+    return {**inner, path[0]: _with(inner.get(path[0]), path[1:], value)}

@@ -1,0 +1,85 @@
+"""Which cheap change stops the leak: every knob turned by itself."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from leakscope.attack.retrace import length
+from leakscope.audit.run import unwatched
+from leakscope.audit.scenario import NONE, Protection, Scenario, UtilityPart
+from leakscope.audit.stage import Stage
+from leakscope.errors import LeakscopeError
+
+NOISE = (0.3, 1.0, 3.0, 10.0)
+"""Norm of the noise, in units of the norm of the update."""
+
+KEPT = (0.1, 0.01, 0.001)
+"""Shares of the update's entries that are sent."""
+
+FACTORS = (0.25, 4.0)
+"""By which local epochs and batch size are multiplied; the local data only grows."""
+
+
+def knobs(scenario: Scenario) -> list[tuple[str, Scenario]]:
+    """The scenario as it is, and with one thing changed at a time: what that is, and the result.
+
+    Local epochs, batch size and local data size, clipping with noise, and sparse updates. Each
+    comes with the accuracy that it leaves.
+
+    Args:
+        scenario: one client setting; it must neither vary anything nor name defences.
+    """
+    if scenario.vary or scenario.defences != (Protection(label=NONE),):
+        raise LeakscopeError("advise turns the knobs itself: take vary and defences out")
+    base = scenario.model_copy(update={"utility": scenario.utility or UtilityPart()})
+    stage = Stage.of("", base, Path(), unwatched, None)
+    return [("", base), *_settings(base, stage), *_defended(base, stage)]
+
+
+def _settings(base: Scenario, stage: Stage) -> list[tuple[str, Scenario]]:
+    """Other ways to train."""
+    client = base.client
+    batch = min(client.batch_size or client.examples, client.examples)
+    changes: list[tuple[str, int, int]] = []
+    for factor in FACTORS:
+        changes.append(("epochs", max(1, round(factor * client.epochs)), client.epochs))
+        size = min(max(1, round(factor * batch)), client.examples)
+        changes.append(("batch_size", size, batch))
+    more = round(FACTORS[-1] * client.examples)
+    assert base.utility is not None
+    if more * client.count < len(stage.dataset) * (1 - base.utility.test) / 2:
+        changes.append(("examples", more, client.examples))
+    return [
+        (f"{field}={value}", _changed(base, {"client": {field: value}}))
+        for field, value, today in dict.fromkeys(changes)
+        if value != today and base.client.shares == "weights"
+    ]
+
+
+def _defended(base: Scenario, stage: Stage) -> list[tuple[str, Scenario]]:
+    """Other ways to send."""
+    update = stage.victims(stage.network, base.defences[0])[0].update(base.client.shares)
+    names = [name for name, tensor in update.before.items() if tensor.is_floating_point()]
+    moved = update.observed(names if update.gradient is None else list(update.gradient))
+    norm, size = length(moved).item(), sum(tensor.numel() for tensor in moved.values())
+    clip = float(f"{norm:.2g}")
+    parts: list[dict[str, Any]] = [
+        {
+            "label": f"noise {ratio:g} x the update",
+            "name": "noise",
+            "options": {"clip": clip, "multiplier": float(f"{ratio / math.sqrt(size):.2g}")},
+        }
+        for ratio in NOISE
+    ]
+    parts += [{"name": "top_k", "options": {"keep": keep}} for keep in KEPT]
+    return [("", _changed(base, {"defences": [part]})) for part in parts]
+
+
+def _changed(base: Scenario, change: dict[str, Any]) -> Scenario:
+    """``base`` with some fields changed."""
+    content = base.model_dump(mode="json")
+    for field, value in change.items():
+        content[field] = {**content[field], **value} if isinstance(value, dict) else value
+    return Scenario.model_validate(content)

@@ -1,0 +1,134 @@
+"""What a defence costs: the accuracy that is left, the bytes that are sent, what is proven."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+import leakscope
+from leakscope.audit.evidence import Configuration, Utility
+from leakscope.audit.scenario import Protection, UtilityPart
+from leakscope.audit.stage import Stage, training, without_match
+from leakscope.data import Dataset
+from leakscope.errors import LeakscopeError
+from leakscope.federated import Client, federate, sent_bytes
+from leakscope.federated.local import behaviour, normalized
+from leakscope.update import Update, digest
+
+
+def configuration(
+    stage: Stage, protection: Protection, client: Client, update: Update, utility: Utility | None
+) -> Configuration:
+    """What distinguishes one row of an audit.
+
+    Args:
+        stage: the setting.
+        protection: what its clients do against leakage.
+        client: one of them.
+        update: what the server sees of it.
+        utility: what can be learned from such clients, if that was measured.
+    """
+    defences = client.defences
+    rounds = 1 if utility is None else utility.rounds
+    proven = [each.guarantee(client.protocol, len(client.images), rounds) for each in defences]
+    names = [part.name for part in protection.parts]
+    return Configuration(
+        setting=stage.setting,
+        defence=protection.label,
+        known=tuple(defence.known for defence in defences),
+        adaptive=tuple(defence.adaptive for defence in defences if defence.adaptive),
+        ignored=tuple(
+            name for name, each in zip(names, defences, strict=True) if not each.adaptive
+        ),
+        bytes_sent=sent_bytes(update),
+        guarantee=next((each for each in proven if each is not None), None),
+        rounds=rounds,
+        utility=utility,
+    )
+
+
+def measured_utility(stage: Stage, protection: Protection, part: UtilityPart) -> Utility:
+    """Accuracy of a network trained by clients of this configuration, on images none of them had.
+
+    From disk if it was measured before.
+    """
+    # Adding up updates in secret changes nothing about their sum.
+    defences = tuple(each for each in protection.build() if each.clients == 1)
+    pool, scenario = stage.pool, stage.scenario
+    network = behaviour(stage.network, pool.shape)
+    known = {"images": pool.images, "labels": pool.labels}
+    what = f"{leakscope.__version__} {network} {part!r} {scenario.client!r} {defences!r}"
+    path = stage.out / "utility" / f"{digest(known, f'{what} {scenario.seed}')[:12]}.json"
+    with contextlib.suppress(OSError, ValidationError):  # not there, or damaged: train again
+        return Utility.model_validate_json(path.read_bytes())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    began = time.perf_counter()
+    name = protection.label if not stage.setting else f"{stage.setting}; {protection.label}"
+    with stage.watch(f"accuracy, {name}") as progress:
+        follow = without_match(progress)
+        accuracies = []
+        for repeat in range(part.seeds):
+            seed = scenario.seed + repeat
+
+            def on_round(done: int, total: int, repeat: int = repeat) -> None:
+                if follow is not None:
+                    follow(repeat * total + done, part.seeds * total)
+
+            test, clients = _shared_out(pool, part, scenario.client.examples, seed)
+            model = federate(
+                stage.network,
+                [(each.images, each.labels) for each in clients],
+                rounds=part.rounds,
+                seed=seed,
+                on_round=on_round,
+                defences=defences,
+                **training(scenario.client),
+            )
+            accuracies.append(_accuracy(model, test, stage))
+    counts = torch.bincount(pool.labels)
+    found = Utility(
+        accuracy=accuracies,
+        chance=(counts.max() / counts.sum()).item(),
+        test_images=len(test),
+        rounds=part.rounds,
+        clients=len(clients),
+        seconds=time.perf_counter() - began,
+    )
+    path.write_text(found.model_dump_json(indent=2), encoding="utf-8")
+    return found
+
+
+def check_utility(stage: Stage, part: UtilityPart) -> None:
+    """Refuse a training for which there are too few images, before any work starts."""
+    _shared_out(stage.pool, part, stage.scenario.client.examples, stage.scenario.seed)
+
+
+def _shared_out(
+    pool: Dataset, part: UtilityPart, examples: int, seed: int
+) -> tuple[Dataset, list[Dataset]]:
+    """A test set, and what each client has."""
+    order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(seed))
+    kept = max(1, round(part.test * len(pool)))
+    shares = [share for share in order[kept:].split(examples) if len(share) == examples]
+    if not shares:
+        raise LeakscopeError(
+            f"utility: {len(pool) - kept} images are left for training, but a client has "
+            f"{examples}: lower utility.test or client.examples"
+        )
+    return pool.select(order[:kept]), [pool.select(each) for each in shares[: part.clients]]
+
+
+def _accuracy(model: nn.Module, test: Dataset, stage: Stage) -> float:
+    """Share of the test images that the network names rightly."""
+    client = Client(model, test.images, test.labels, **training(stage.scenario.client))
+    model.eval()
+    with torch.no_grad():
+        answers = [
+            model(normalized(images, client.protocol)).argmax(1)
+            for images in client.images.split(256)
+        ]
+    return (torch.cat(answers) == client.labels).double().mean().item()

@@ -1,0 +1,241 @@
+"""Audits with several configurations: settings that vary, defences, and what those cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import leakscope as ls
+from leakscope import papers
+from leakscope.attack.labels import Automatic
+from leakscope.attack.problem import Problem
+from leakscope.attack.solver import Progress
+from leakscope.audit import Scenario, knobs, run, run_settings
+from leakscope.audit.run import unwatched
+from leakscope.audit.stage import Stage
+from leakscope.federated.defence import moved
+from leakscope.federated.defences import DEFENCES
+
+SMALL: dict[str, Any] = {
+    "model": {"name": "mlp"},
+    "data": {"source": "faces"},
+    "client": {"examples": 4, "epochs": 2, "batch_size": 2, "lr": 0.05},
+    "attacks": [{"name": "ig", "options": {"iterations": 3}}],
+}
+
+
+def scenario(**changes: Any) -> Scenario:
+    return Scenario.model_validate(SMALL | changes)
+
+
+def counting(seen: list[str]) -> Callable[[str], AbstractContextManager[Progress | None]]:
+    def watch(work: str) -> AbstractContextManager[Progress | None]:
+        seen.append(work)
+        return nullcontext()
+
+    return watch
+
+
+def test_settings_are_all_combinations_of_what_varies() -> None:
+    varied = scenario(vary={"client.epochs": [1, 3], "model.name": ["mlp", "lenet-zhu"]})
+    settings = varied.settings()
+    assert [label for label, _ in settings] == [
+        "epochs=1, name=mlp",
+        "epochs=1, name=lenet-zhu",
+        "epochs=3, name=mlp",
+        "epochs=3, name=lenet-zhu",
+    ]
+    assert [(s.client.epochs, s.model.name) for _, s in settings][2] == (3, "mlp")
+    assert all(single.vary == {} for _, single in settings)
+
+
+def test_another_data_set_brings_its_own_normalisation() -> None:
+    varied = scenario(vary={"data.source": ["photos", "npz:x.npz"]})
+    assert [single.client.normalize for _, single in varied.settings()] == ["photos", None]
+
+
+@pytest.mark.parametrize(
+    ("spelt", "label", "names"),
+    [
+        ("none", "none", []),
+        ("lora", "lora", ["lora"]),
+        ({"name": "top_k", "options": {"keep": 0.5}}, "top_k keep=0.5", ["top_k"]),
+        ({"label": "mine", "name": "quantise", "options": {"bits": 4}}, "mine", ["quantise"]),
+        (
+            {"parts": [{"name": "top_k", "options": {"keep": 0.5}}, {"name": "lora"}]},
+            "top_k keep=0.5 + lora",
+            ["top_k", "lora"],
+        ),
+    ],
+)
+def test_defences_are_spelt_shortly(spelt: Any, label: str, names: list[str]) -> None:
+    (protection,) = scenario(defences=[spelt]).defences
+    assert protection.label == label
+    assert [part.name for part in protection.parts] == names
+    assert [type(each) for each in protection.build()] == [DEFENCES[name] for name in names]
+
+
+def test_every_defence_meets_every_attack_and_nothing_is_done_twice(tmp_path: Path) -> None:
+    wanted = scenario(
+        defences=["none", {"name": "top_k", "options": {"keep": 0.1}}],
+        vary={"client.epochs": [1, 2]},
+        utility={"rounds": 2, "clients": 3, "seeds": 2},
+    )
+    seen: list[str] = []
+    evidence, provenance = run(wanted, tmp_path, counting(seen))
+    labels = ["epochs=1", "epochs=1; top_k keep=0.1", "epochs=2", "epochs=2; top_k keep=0.1"]
+    assert [each.label for each in provenance.configurations] == labels
+    assert [each.configuration for each in evidence] == labels
+    dense, sparse = provenance.configurations[:2]
+    assert sparse.bytes_sent < dense.bytes_sent / 4
+    for row in provenance.configurations:
+        assert row.utility is not None
+        assert len(row.utility.accuracy) == 2
+        assert row.utility.clients == 3
+    # The no-update baseline does not depend on what is sent: one for each setting.
+    assert sum("baseline" in work for work in seen) == 2
+    again: list[str] = []
+    assert len(run(wanted, tmp_path, counting(again))[0]) == 4
+    assert again == []
+
+
+def test_undefended_clients_are_what_they_were(tmp_path: Path) -> None:
+    (alone,), _ = run(scenario(), tmp_path / "alone")
+    (among, _), _ = run(scenario(defences=["none", "lora"]), tmp_path / "among")
+    assert torch.equal(alone.found.images, among.found.images)
+    assert alone.straightness is not None
+
+
+def test_a_sum_of_clients_is_attacked_as_a_whole(tmp_path: Path) -> None:
+    defences = ["none", {"name": "secure_aggregation", "options": {"clients": 3}}]
+    (one, three), provenance = run(scenario(defences=defences), tmp_path)
+    assert one.truth is not None
+    assert three.truth is not None
+    assert len(three.truth.images) == 12
+    assert torch.equal(three.truth.images[:4], one.truth.images)
+    assert three.found.images.shape == three.truth.images.shape
+    assert three.protocol.batch_size == 6
+    assert provenance.configurations[1].known
+
+
+def test_sums_of_more_clients_than_there_are_images_for_are_refused(tmp_path: Path) -> None:
+    defences = [{"name": "secure_aggregation", "options": {"clients": 50}}]
+    with pytest.raises(ls.LeakscopeError, match=r"sums 50 clients of 4 images.*fewer clients"):
+        run(scenario(defences=defences), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unaware_attack_is_not_told_how_updates_are_sent(tmp_path: Path) -> None:
+    attacks = [{"name": "ig", "options": {"iterations": 3}, "aware": aware} for aware in (1, 0)]
+    attacks[1]["label"] = "unaware"
+    defences = [{"name": "top_k", "options": {"keep": 0.1}}]
+    aware, unaware = run(scenario(attacks=attacks, defences=defences), tmp_path)[0]
+    assert (aware.protocol.sparse, unaware.protocol.sparse) == (True, False)
+    assert not torch.equal(aware.found.images, unaware.found.images)
+
+
+def test_a_network_learns_with_its_clients_settings(tmp_path: Path) -> None:
+    rows = {}
+    for lr in (1e-6, 0.1):
+        client = {"examples": 8, "epochs": 5, "lr": lr}
+        learning = scenario(client=client, utility={"rounds": 5})
+        (row,) = run(learning, tmp_path)[1].configurations
+        assert row.utility is not None
+        rows[lr] = row.utility.accuracy[0]
+    # Faces or not: half of each, so that chance is one half.
+    assert rows[1e-6] < 0.75 < rows[0.1]
+
+
+def test_knobs_are_turned_one_at_a_time(tmp_path: Path) -> None:
+    client = {"examples": 4, "epochs": 4, "batch_size": 2, "lr": 0.05}
+    base = scenario(client=client, utility={"rounds": 1, "clients": 2})
+    turned = knobs(base)
+    labels = [label or single.defences[0].label for label, single in turned]
+    assert labels[0] == "none"
+    assert {"epochs=1", "epochs=16", "batch_size=1", "batch_size=4", "examples=16"} < set(labels)
+    assert sum("noise" in label for label in labels) == 4
+    assert sum("top_k" in label for label in labels) == 3
+    assert all(single.utility is not None for _, single in turned)
+    evidence, provenance = run_settings(base, turned[:1] + turned[-1:], tmp_path)
+    assert [each.label for each in provenance.configurations] == ["none", "top_k keep=0.001"]
+    assert len(evidence) == 2
+
+
+def test_noise_knobs_are_sized_by_the_update() -> None:
+    base = scenario()
+    found = [single for label, single in knobs(base) if "noise" in single.defences[0].label]
+    stage = Stage.of("", base, Path(), unwatched, None)
+    plain = stage.victims(stage.network, base.defences[0])[0].update("weights")
+    noisy = stage.victims(stage.network, found[1].defences[0])[0].update("weights")
+
+    def norm(update: ls.Update) -> float:
+        names = [name for name, tensor in update.before.items() if tensor.is_floating_point()]
+        moves = update.observed(names).values()
+        return float(torch.cat([tensor.flatten() for tensor in moves]).norm())
+
+    # As much noise as signal: the norms add up like the sides of a right angle.
+    assert norm(noisy) == pytest.approx(2**0.5 * norm(plain), rel=0.1)
+
+
+def test_knobs_refuse_a_scenario_that_turns_its_own() -> None:
+    with pytest.raises(ls.LeakscopeError, match="take vary and defences out"):
+        knobs(scenario(vary={"client.epochs": [1, 2]}))
+    with pytest.raises(ls.LeakscopeError, match="take vary and defences out"):
+        knobs(scenario(defences=["none", "lora"]))
+
+
+def test_an_attack_that_knows_what_was_left_out_sees_more(photos: ls.data.Dataset) -> None:
+    images, labels = photos.images[:4], photos.labels[:4]
+    model = ls.models.build("cnn-cifar", classes=photos.classes)
+    update = ls.Client(model, images, labels, epochs=3, normalize="photos").train()
+
+    def largest(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        kept = {}
+        for name, tensor in state.items():
+            least = tensor.abs().flatten().kthvalue(round(0.98 * tensor.numel())).values
+            kept[name] = tensor * (tensor.abs() > least)
+        return kept
+
+    found = {}
+    for sparse in (True, False):
+        sent = moved(update, largest, sparse=sparse)
+        attack = papers.ig(60, lr=1.0, tv=0.005, sign=False)
+        images_found = attack.run(model, sent, labels=labels).images
+        found[sparse] = ls.measure.images(images_found, images).psnr.mean().item()
+    assert found[True] > found[False] + 1, found
+
+
+def test_an_attack_that_ignores_what_was_falsified_sees_more(photos: ls.data.Dataset) -> None:
+    images, labels = photos.images[:4], photos.labels[:4]
+    fresh = ls.models.build("cnn-cifar", classes=photos.classes)
+    settings: dict[str, Any] = {"epochs": 3, "lr": 0.02, "normalize": "photos"}
+    client = ls.Client(fresh, images, labels, defences=[DEFENCES["precode"]()], **settings)
+    sent = client.train()
+    assert "fc2.encoder.weight" in sent.protocol.distorted
+    found = {}
+    for distorted in (sent.protocol.distorted, ()):
+        protocol = sent.protocol.model_copy(update={"distorted": distorted})
+        attack = papers.ig(60, lr=1.0, tv=0.005, sign=False)
+        told = attack.run(client.model, replace(sent, protocol=protocol), labels=labels)
+        found[bool(distorted)] = ls.measure.images(told.images, images).psnr.mean().item()
+    assert found[True] > found[False] + 3, found
+
+
+def test_labels_of_a_sparse_update_are_read_from_the_rows(photos: ls.data.Dataset) -> None:
+    """The bias keeps one entry in five: two of eight."""
+    right = []
+    for seed in range(4):
+        some = torch.randperm(len(photos), generator=torch.Generator().manual_seed(seed))[:8]
+        images, labels = photos.images[some], photos.labels[some]
+        model = ls.models.build("cnn-cifar", classes=photos.classes, seed=seed)
+        defences = [DEFENCES["top_k"](keep=0.2)]
+        update = ls.Client(model, images, labels, epochs=5, defences=defences).train()
+        found = Automatic().recover(Problem.of(model, update, None))
+        right.append(ls.measure.label_accuracy(found, labels))
+    assert sum(right) / len(right) > 0.7, right
