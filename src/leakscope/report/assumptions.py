@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from leakscope.audit.evidence import Evidence, Provenance
-from leakscope.report.grouping import AttackEvidence
+from leakscope.report.grouping import AttackEvidence, Group, strongest_first
 from leakscope.update import Protocol
 
 
@@ -25,6 +25,49 @@ class Fact:
     name: str
     value: str
     standing: str
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What the attacker knows about the defences of one configuration.
+
+    Attributes:
+        name: of the configuration.
+        known: what it knows, a sentence for each defence.
+        adaptive: what attacks make of it, likewise.
+        ignored: names of the defences that attacks make nothing of.
+    """
+
+    name: str
+    known: tuple[str, ...]
+    adaptive: tuple[str, ...]
+    ignored: tuple[str, ...]
+
+
+def knowledge(groups: Sequence[Group]) -> list[Knowledge]:
+    """One for every configuration with a defence."""
+    found = []
+    for group in groups:
+        row = group.configuration
+        if row.known or row.ignored:
+            found.append(Knowledge(group.name, row.known, row.adaptive, row.ignored))
+    return found
+
+
+def plain_clients(groups: Sequence[Group]) -> list[AttackEvidence]:
+    """The attacks on clients without a defence, or on all if every client has one."""
+    plain = [group for group in groups if group.configuration.defence == "none"]
+    return strongest_first([run for group in plain or groups for run in group.evidence])
+
+
+def in_short(attacks: Sequence[AttackEvidence]) -> str:
+    """The assumptions in a few sentences, for the first screen."""
+    labels = " and ".join(fact.value for fact in _labels(attacks, accuracy=False))
+    return (
+        "The attacker is the server: curious, but following the protocol. It sees every update and "
+        "knows the network, the number of images, how clients train and which defence they use; "
+        f"labels of the images were {labels}."
+    )
 
 
 def facts(attacks: Sequence[AttackEvidence], provenance: Provenance) -> list[Fact]:
@@ -48,14 +91,14 @@ def _counts(runs: Sequence[Evidence]) -> str:
     return counts if len({run.client for run in runs}) == 1 else f"{counts} per client"
 
 
-def _labels(attacks: Sequence[AttackEvidence]) -> list[Fact]:
+def _labels(attacks: Sequence[AttackEvidence], accuracy: bool = True) -> list[Fact]:
     """One fact, or two if some attacks were given the labels and others were not."""
     given = [attack.name for attack in attacks if attack.runs[0].found.labels_known]
     found = []
     for attack in attacks:
         if attack.name not in given:
             accuracies = [finding.scores.label_accuracy for finding in attack.findings]
-            right = f" ({fmean(accuracies):.0%} right)" if accuracies else ""
+            right = f" ({fmean(accuracies):.0%} right)" if accuracies and accuracy else ""
             found.append(attack.name + right)
     rows = []
     if given:

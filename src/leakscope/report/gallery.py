@@ -17,13 +17,16 @@ from leakscope.report.grouping import AttackEvidence
 SHOWN = 128
 """Longest side in CSS pixels that small images are enlarged to; two fit on a phone."""
 
+MOST_LOSSLESS = 12_000_000
+"""Above so many pixel values an audit of several configurations shows compressed pictures."""
+
 
 @dataclass(frozen=True)
 class Picture:
     """An image ready for the page.
 
     Attributes:
-        uri: the PNG itself, as a data URI.
+        uri: the file itself, as a data URI.
         width: in CSS pixels, a whole multiple of the image's own.
         height: likewise.
         enlarged: whether it is shown larger than it is.
@@ -37,11 +40,12 @@ class Picture:
 
 @dataclass(frozen=True)
 class Score:
-    """How much of one original leaked."""
+    """How much of one original leaked; ``lpips`` only if it was measured."""
 
     psnr: float
     ssim: float
     recognised: bool
+    lpips: float | None = None
 
 
 @dataclass(frozen=True)
@@ -70,12 +74,25 @@ class Exhibit:
         return self.score.psnr if self.score else 0.0
 
 
-def exhibits(attack: AttackEvidence, class_names: Sequence[str]) -> list[Exhibit]:
+def exhibits(
+    attack: AttackEvidence, class_names: Sequence[str], lossless: bool = True
+) -> list[Exhibit]:
     """Every image of one attack, the most leaked first."""
     shown: list[Exhibit] = []
     for run in attack.runs:
-        shown += _alone(run, class_names) if run.finding is None else _pairs(run, class_names)
+        make = _alone if run.finding is None else _pairs
+        shown += make(run, class_names, lossless)
     return sorted(shown, key=lambda exhibit: exhibit.leakage, reverse=True)
+
+
+def few(evidence: Sequence[Evidence]) -> bool:
+    """Whether the page stays of a sane size with every picture as it is."""
+    return sum(run.found.images.numel() for run in evidence) <= MOST_LOSSLESS
+
+
+def same_image(exhibit: Exhibit, shown: Sequence[Exhibit]) -> Exhibit | None:
+    """The one among ``shown`` that has the same original."""
+    return next((each for each in shown if each.original == exhibit.original), None)
 
 
 def clearest(shown: Sequence[Exhibit]) -> Exhibit | None:
@@ -84,23 +101,28 @@ def clearest(shown: Sequence[Exhibit]) -> Exhibit | None:
     return max(scored, key=lambda pair: pair[0])[1] if scored else None
 
 
-def picture(image: Tensor) -> Picture:
-    """A float image [C, H, W] in [0, 1] as PNG: grey, or its first three channels as colours."""
+def picture(image: Tensor, lossless: bool = True) -> Picture:
+    """A float image [C, H, W] in [0, 1] as a file: grey, or its first three channels as colours."""
     pixels = image.detach().cpu().clamp(0, 1).mul(255).round().byte()
     array = pixels[0] if len(pixels) < 3 else pixels[:3].permute(1, 2, 0)
     file = io.BytesIO()
-    Image.fromarray(array.contiguous().numpy()).save(file, format="PNG", optimize=True)
+    shown = Image.fromarray(array.contiguous().numpy())
+    if lossless:
+        shown.save(file, format="PNG", optimize=True)
+    else:
+        shown.save(file, format="WEBP", quality=80)
+    kind = "png" if lossless else "webp"
     height, width = pixels.shape[1:]
     zoom = max(1, SHOWN // max(height, width))
     return Picture(
-        uri="data:image/png;base64," + base64.b64encode(file.getvalue()).decode(),
+        uri=f"data:image/{kind};base64," + base64.b64encode(file.getvalue()).decode(),
         width=width * zoom,
         height=height * zoom,
         enlarged=zoom > 1,
     )
 
 
-def _pairs(run: Evidence, class_names: Sequence[str]) -> list[Exhibit]:
+def _pairs(run: Evidence, class_names: Sequence[str], lossless: bool) -> list[Exhibit]:
     assert run.truth is not None
     assert run.finding is not None
     scores = run.finding.scores
@@ -109,17 +131,17 @@ def _pairs(run: Evidence, class_names: Sequence[str]) -> list[Exhibit]:
             client=run.client,
             index=index,
             class_name=_class_name(label, class_names),
-            found=picture(run.found.images[scores.pairs[index]]),
-            original=picture(run.truth.images[index]),
+            found=picture(run.found.images[scores.pairs[index]], lossless),
+            original=picture(run.truth.images[index], lossless),
             score=_score(scores, index),
         )
         for index, label in enumerate(run.truth.labels.tolist())
     ]
 
 
-def _alone(run: Evidence, class_names: Sequence[str]) -> list[Exhibit]:
+def _alone(run: Evidence, class_names: Sequence[str], lossless: bool) -> list[Exhibit]:
     return [
-        Exhibit(run.client, index, _class_name(label, class_names), picture(image))
+        Exhibit(run.client, index, _class_name(label, class_names), picture(image, lossless))
         for index, (image, label) in enumerate(
             zip(run.found.images, run.found.labels.tolist(), strict=True)
         )
@@ -127,7 +149,8 @@ def _alone(run: Evidence, class_names: Sequence[str]) -> list[Exhibit]:
 
 
 def _score(scores: Scores, index: int) -> Score:
-    return Score(scores.psnr[index], scores.ssim[index], scores.recognised[index])
+    lpips = None if scores.lpips is None else scores.lpips[index]
+    return Score(scores.psnr[index], scores.ssim[index], scores.recognised[index], lpips)
 
 
 def _class_name(label: int, class_names: Sequence[str]) -> str:

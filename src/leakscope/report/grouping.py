@@ -1,4 +1,4 @@
-"""Evidence put together by attack, the strongest first."""
+"""Evidence put together by configuration and attack, the strongest attack first."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from leakscope.audit.evidence import Evidence
-from leakscope.measure import Finding
+from leakscope.audit.evidence import Configuration, Evidence, Provenance
+from leakscope.errors import LeakscopeError
+from leakscope.measure import Finding, Interval
+from leakscope.report.shares import excess
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,12 +66,52 @@ class AttackEvidence:
         return sum(sum(finding.baseline.reidentified) for finding in self.findings)
 
     @property
+    def leakage(self) -> Interval:
+        """Share recognised beyond the baseline's; only where the truth is known."""
+        return excess(self.recognised, self.baseline_recognised, len(self.psnr))
+
+    @property
     def strength(self) -> tuple[float, float]:
         """Share recognised beyond the baseline's, then mean PSNR; unmeasured attacks come last."""
         if not self.findings:
             return (-math.inf, 0.0)
-        excess = self.recognised - self.baseline_recognised
-        return (excess / len(self.psnr), fmean(self.psnr))
+        beyond = self.recognised - self.baseline_recognised
+        return (beyond / len(self.psnr), fmean(self.psnr))
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """One configuration and everything that was tried on its clients.
+
+    Attributes:
+        configuration: how the clients trained and sent.
+        attacks: the strongest first.
+    """
+
+    configuration: Configuration
+    attacks: tuple[AttackEvidence, ...]
+
+    @property
+    def name(self) -> str:
+        """The label in words: a reader wonders what ``none`` is."""
+        label = self.configuration.label
+        return "no defence" if label == "none" else label
+
+    @property
+    def evidence(self) -> list[Evidence]:
+        """Of all attacks."""
+        return [run for attack in self.attacks for run in attack.runs]
+
+    @property
+    def strongest(self) -> AttackEvidence:
+        """The attack that decides."""
+        return self.attacks[0]
+
+    @property
+    def accuracy(self) -> float | None:
+        """Mean over the repetitions, or ``None`` if it was not measured."""
+        utility = self.configuration.utility
+        return None if utility is None else fmean(utility.accuracy)
 
 
 def strongest_first(evidence: Sequence[Evidence]) -> list[AttackEvidence]:
@@ -82,3 +124,24 @@ def strongest_first(evidence: Sequence[Evidence]) -> list[AttackEvidence]:
         for name, runs in by_name.items()
     ]
     return sorted(attacks, key=lambda attack: attack.strength, reverse=True)
+
+
+def grouped(evidence: Sequence[Evidence], provenance: Provenance) -> list[Group]:
+    """All evidence by configuration, in the order of ``provenance``."""
+    if not evidence:
+        raise LeakscopeError("evidence is empty: run at least one attack on one client")
+    runs: dict[str, list[Evidence]] = {}
+    for run in evidence:
+        runs.setdefault(run.configuration, []).append(run)
+    known = {each.label: each for each in provenance.configurations}
+    for label in runs:
+        if label not in known:
+            raise LeakscopeError(
+                f"evidence of configuration {label!r}, but provenance.configurations has only "
+                f"{', '.join(map(repr, known))}"
+            )
+    return [
+        Group(configuration, tuple(strongest_first(runs[label])))
+        for label, configuration in known.items()
+        if label in runs
+    ]

@@ -34,6 +34,7 @@ class Quality:
         reidentified: share of originals picked out of their line-ups.
         chance: the same for a blind guess.
         labels: share of true labels found, or that they were given.
+        lpips: mean and interval, or ``None`` if it was not measured.
     """
 
     recognised: str
@@ -45,6 +46,7 @@ class Quality:
     reidentified: str
     chance: str
     labels: str
+    lpips: Mean | None
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ def _quality(attack: AttackEvidence) -> Quality:
     findings, total = attack.findings, len(attack.psnr)
     hits = [hit for finding in findings for hit in finding.scores.reidentified]
     ssim = [value for finding in findings for value in finding.scores.ssim]
+    lpips = [value for finding in findings for value in finding.scores.lpips or ()]
     # Clients may have different numbers of images: weigh each by them.
     weights = [len(finding.scores.psnr) for finding in findings]
     chance = fmean((finding.chance for finding in findings), weights)
@@ -96,6 +99,7 @@ def _quality(attack: AttackEvidence) -> Quality:
         reidentified=f"{fmean(hits):.0%}",
         chance=f"{chance:.0%}",
         labels="given" if attack.runs[0].found.labels_known else f"{labels:.0%}",
+        lpips=_with_interval(lpips, ".2f") if lpips else None,
     )
 
 

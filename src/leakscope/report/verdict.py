@@ -49,9 +49,9 @@ def verdict(evidence: Sequence[Evidence]) -> Verdict:
         return _picked_out(attacks) or _not_broken(attacks)
     return Verdict(
         level="leaks" if 2 * excess >= total else "leaks in part",
-        sentence=f"{_subject(strongest.recognised, total)} could be read out of "
+        sentence=f"{subject(strongest.recognised, total)} could be read out of "
         f"{_updates(strongest)} and recognised.",
-        detail=f"Strongest attack: {_effort(strongest)}. Run on random noise in place of the "
+        detail=f"Strongest attack: {effort(strongest)}. Run on random noise in place of the "
         f"update, the same attack gets {strongest.baseline_recognised} of {total} recognised: "
         "what exceeds that came out of the update.",
     )
@@ -65,9 +65,9 @@ def _picked_out(attacks: list[AttackEvidence]) -> Verdict | None:
         return None
     return Verdict(
         level="leaks in part",
-        sentence=f"{_subject(hits, total)} could be picked out of a line-up by what was read out "
+        sentence=f"{subject(hits, total)} could be picked out of a line-up by what was read out "
         f"of {_updates(best)}, though the pictures are poor.",
-        detail=f"Strongest attack: {_effort(best)}. Run on random noise in place of the update, "
+        detail=f"Strongest attack: {effort(best)}. Run on random noise in place of the update, "
         f"the same attack picks out {baseline} of {total}. More iterations may sharpen the "
         "pictures.",
     )
@@ -89,7 +89,7 @@ def _not_broken(attacks: list[AttackEvidence]) -> Verdict:
     return Verdict(
         level="could not break it",
         sentence=sentence,
-        detail=f"Tried: {_efforts(attacks)}. This is no proof that nothing leaks: "
+        detail=f"Tried: {efforts(attacks)}. This is no proof that nothing leaks: "
         "a stronger attack or more iterations may succeed where these failed."
         + _unmodelled(attacks),
     )
@@ -117,13 +117,14 @@ def _not_measured(attacks: list[AttackEvidence]) -> Verdict:
         level="not measured",
         sentence="How much leaked cannot be measured without the original images: "
         "look at the pictures below.",
-        detail=f"Tried: {_efforts(attacks)}. Whatever a person recognises in the pictures has "
+        detail=f"Tried: {efforts(attacks)}. Whatever a person recognises in the pictures has "
         "leaked. Look at the final match too: the nearer to 0, the better the pictures explain "
         "the update. A good match with unrecognisable pictures does not show that nothing leaked.",
     )
 
 
-def _subject(recognised: int, total: int) -> str:
+def subject(recognised: int, total: int) -> str:
+    """So many of so many images, as the start of a sentence."""
     if total == 1:
         return "The only training image"
     if recognised == total:
@@ -136,9 +137,11 @@ def _updates(attack: AttackEvidence) -> str:
     return "this update" if count == 1 else f"these {count} updates"
 
 
-def _effort(attack: AttackEvidence) -> str:
+def effort(attack: AttackEvidence) -> str:
+    """An attack and its budget."""
     return f"{attack.name} ({attack.iterations:,} iterations)"
 
 
-def _efforts(attacks: list[AttackEvidence]) -> str:
-    return ", ".join(_effort(attack) for attack in attacks)
+def efforts(attacks: Sequence[AttackEvidence]) -> str:
+    """All attacks and their budgets."""
+    return ", ".join(effort(attack) for attack in attacks)
