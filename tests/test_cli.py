@@ -93,12 +93,15 @@ def test_audit_ends_with_a_report_and_is_not_done_twice(
     assert first.out.splitlines()[-1] == f"report: {report.resolve()}"
     assert "sme" in report.read_text()
     found = sorted((desk / "out" / "trials").glob("*/*"))
-    files = ["baseline.safetensors", "finding.json", "found.safetensors"]
-    assert [path.name for path in found] == 4 * files
-    times = {path: path.stat().st_mtime_ns for path in found if path.suffix == ".safetensors"}
+    assert [path.name for path in found] == 4 * ["finding.json", "found.safetensors"]
+    baselines = sorted((desk / "out" / "baselines").glob("*/*"))
+    assert [path.name for path in baselines] == 4 * ["found.safetensors"]
+    times = {
+        path: path.stat().st_mtime_ns for path in found + baselines if path.suffix == ".safetensors"
+    }
     assert leakscope("audit small.yaml --out out").code == 0
     assert all(path.stat().st_mtime_ns == time for path, time in times.items())
-    numbers = ls.measure.Finding.model_validate_json(found[1].read_text())
+    numbers = ls.measure.Finding.model_validate_json(found[0].read_text())
     assert len(numbers.scores.psnr) == 2
 
 
@@ -351,3 +354,61 @@ def test_bad_inputs_end_in_one_clear_line_and_code_2(
 
 def test_fifteen_bad_inputs_are_listed() -> None:
     assert len(BAD) >= 15
+
+
+LEAKING = {
+    "name": "leaking",
+    "model": {"name": "mlp"},
+    "data": {"source": "faces"},
+    "client": {"examples": 1, "shares": "gradient"},
+    "attacks": [{"name": "closed_form"}],
+    "defences": ["none", {"name": "noise", "options": {"clip": 1e-3, "multiplier": 10}}],
+}
+
+
+def test_more_leakage_than_accepted_fails_a_build(
+    desk: Path, leakscope: Callable[..., Run]
+) -> None:
+    (desk / "leaking.yaml").write_text(yaml.safe_dump(LEAKING))
+    accepted = leakscope("audit leaking.yaml --out out --fail-above 1")
+    assert accepted.code == 0, accepted.err
+    refused = leakscope("audit leaking.yaml --out out --fail-above 0.5")
+    assert refused.code == 1
+    assert refused.err.splitlines() == ["none: 100% of the images leak"]
+    assert (desk / "out" / "results.csv").exists()
+    assert leakscope("audit leaking.yaml --out out --fail-above 2").code == 2
+
+
+def test_two_audits_are_compared(desk: Path, leakscope: Callable[..., Run]) -> None:
+    (desk / "leaking.yaml").write_text(yaml.safe_dump(LEAKING))
+    assert leakscope("audit leaking.yaml --out one").code == 0
+    assert leakscope("audit leaking.yaml --out two").code == 0
+    done = leakscope("compare one two")
+    assert done.code == 0, done.err
+    assert "cannot be told apart" in done.out
+    missing = leakscope("compare one three")
+    assert missing.code == 2
+    assert "three" in missing.err
+
+
+def test_advice_turns_the_knobs(desk: Path, leakscope: Callable[..., Run]) -> None:
+    scenario = SCENARIO | {
+        "client": {"examples": 2, "epochs": 2, "lr": 0.05},
+        "attacks": [{"name": "ig", "options": {"iterations": 2}}],
+        "utility": {"rounds": 1, "clients": 2},
+    }
+    (desk / "advise.yaml").write_text(yaml.safe_dump(scenario))
+    done = leakscope("advise advise.yaml --out out")
+    assert done.code == 0, done.err
+    rows = json.loads((desk / "out" / "results.json").read_text())["configurations"]
+    assert {"none", "epochs=8", "top_k keep=0.01"} < {row["label"] for row in rows}
+    twice = leakscope("advise leaking.yaml --out out")
+    assert twice.code == 2
+
+
+def test_defences_are_listed_with_what_the_attacker_knows(leakscope: Callable[..., Run]) -> None:
+    out = leakscope("list defences").out
+    assert "top_k" in out
+    assert "Options: keep." in out
+    assert "rank=4, alpha=8.0" in out
+    assert "The server sees which entries were sent" in out

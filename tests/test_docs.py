@@ -44,7 +44,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_every_scenario_field_is_documented() -> None:
     text = (ROOT / "docs" / "scenarios.md").read_text()
-    for part in ("client", "federation", "attacks"):
+    for field in Scenario.model_fields:
+        assert re.search(rf"`{field}[`.]", text), field
+    for part in ("client", "federation", "attacks", "utility"):
         model = Scenario.model_fields[part].annotation
         for inner in (model, *getattr(model, "__args__", ())):
             for field in getattr(inner, "model_fields", {}):

@@ -19,6 +19,7 @@ from leakscope.attack.solver import Progress
 from leakscope.audit import Scenario, knobs, run, run_settings
 from leakscope.audit.run import unwatched
 from leakscope.audit.stage import Stage
+from leakscope.federated.compress import TopK
 from leakscope.federated.defence import moved
 from leakscope.federated.defences import DEFENCES
 
@@ -234,7 +235,7 @@ def test_labels_of_a_sparse_update_are_read_from_the_rows(photos: ls.data.Datase
         some = torch.randperm(len(photos), generator=torch.Generator().manual_seed(seed))[:8]
         images, labels = photos.images[some], photos.labels[some]
         model = ls.models.build("cnn-cifar", classes=photos.classes, seed=seed)
-        defences = [DEFENCES["top_k"](keep=0.2)]
+        defences = [TopK(keep=0.2)]
         update = ls.Client(model, images, labels, epochs=5, defences=defences).train()
         found = Automatic().recover(Problem.of(model, update, None))
         right.append(ls.measure.label_accuracy(found, labels))

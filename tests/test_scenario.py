@@ -33,7 +33,7 @@ def test_examples_run(path: Path, tmp_path: Path) -> None:
     if "federation" in content:
         content["federation"]["rounds"] = 1
     if "utility" in content:
-        content["utility"] |= {"rounds": 1, "seeds": 1}
+        content["utility"] |= {"rounds": 1, "clients": 2, "seeds": 1}
     scenario = Scenario.model_validate(content)
     evidence, provenance = run(scenario, tmp_path)
     rows = len(scenario.settings()) * len(scenario.defences)

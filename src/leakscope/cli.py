@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import click
 import typer
 
 from leakscope.errors import LeakscopeError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from leakscope.audit import Evidence, Provenance
+    from leakscope.federated.defence import Defence
 
 app = typer.Typer(
     help="Find out how much private training data can be read out of a federated-learning update.",
@@ -23,38 +30,93 @@ app = typer.Typer(
 INTERRUPTED = 130
 """What typer returns after Ctrl-C, and the shell's code for it."""
 
+LEAKED = 1
+"""Exit code of an audit that found more leakage than it was told to accept."""
+
 OUT = Annotated[Path, typer.Option(help="Folder for everything the command leaves behind.")]
+
+
+SCENARIO = Annotated[Path, typer.Argument(help="A scenario file (YAML).")]
+FAIL_ABOVE = Annotated[
+    float | None,
+    typer.Option(
+        help="Exit with 1 if in any configuration a larger share of images leaks, as 0.1.",
+        min=0,
+        max=1,
+    ),
+]
 
 
 class Shelf(StrEnum):
     """What can be listed."""
 
     ATTACKS = "attacks"
+    DEFENCES = "defences"
     MODELS = "models"
     DATASETS = "datasets"
 
 
 @app.command()
-def audit(
-    scenario: Annotated[Path, typer.Argument(help="A scenario file (YAML).")],
-    out: OUT,
-) -> None:
+def audit(scenario: SCENARIO, out: OUT, fail_above: FAIL_ABOVE = None) -> None:
     """Simulate clients, attack their updates, measure what came out, and write a report.
 
     Run it again to go on after an interruption: finished work is kept.
     """
-    from leakscope import report
     from leakscope.audit import Scenario, run
     from leakscope.audit.progress import watching
 
     resolved = Scenario.load(scenario)
-    command = shlex.join(["leakscope", "audit", str(scenario), "--out", str(out)])
     with watching() as watch:
-        evidence, provenance = run(resolved, out, watch, command)
+        evidence, provenance = run(resolved, out, watch, shlex.join(["leakscope", *sys.argv[1:]]))
+    _conclude(evidence, provenance, out, fail_above)
+
+
+@app.command()
+def advise(scenario: SCENARIO, out: OUT, fail_above: FAIL_ABOVE = None) -> None:
+    """Turn the cheap knobs of a scenario one by one: what stops the leak at the least cost?
+
+    Local epochs, batch size, local data size, clipping with noise, sparse updates. Run it again
+    to go on after an interruption.
+    """
+    from leakscope.audit import Scenario, knobs, run_settings
+    from leakscope.audit.progress import watching
+
+    resolved = Scenario.load(scenario)
+    command = shlex.join(["leakscope", *sys.argv[1:]])
+    with watching() as watch:
+        evidence, provenance = run_settings(resolved, knobs(resolved), out, watch, command)
+    _conclude(evidence, provenance, out, fail_above)
+
+
+def _conclude(
+    evidence: Sequence[Evidence], provenance: Provenance, out: Path, fail_above: float | None
+) -> None:
+    """Write what was found, say it in a sentence, and fail if it is more than is accepted."""
+    from leakscope import report
+
     page = out / "report.html"
     report.write(evidence, provenance, page)
-    typer.echo(report.verdict(evidence).sentence)
+    results = report.write_results(evidence, provenance, out)
+    typer.echo(report.summary(evidence, provenance).sentence)
     typer.echo(f"report: {page.resolve()}")
+    if fail_above is None:
+        return
+    leaking = {label: share for label, share in report.leakage(results) if share > fail_above}
+    for label, share in leaking.items():
+        typer.secho(f"{label}: {share:.0%} of the images leak", fg="red", err=True)
+    if leaking:
+        raise typer.Exit(LEAKED)
+
+
+@app.command()
+def compare(
+    before: Annotated[Path, typer.Argument(help="Folder of an audit, or its results.json.")],
+    after: Annotated[Path, typer.Argument(help="Another one.")],
+) -> None:
+    """Set two audits side by side: did leakage rise, fall, or can nobody tell?"""
+    from leakscope import report
+
+    report.show_comparison(report.Results.load(before), report.Results.load(after))
 
 
 @app.command()
@@ -93,6 +155,10 @@ def attack(
     reduction: Annotated[
         str | None, typer.Option(help="Of the client's loss: mean or sum.")
     ] = None,
+    sparse: Annotated[
+        bool | None, typer.Option("--sparse", help="Zeros were left out by the client.")
+    ] = None,
+    bits: Annotated[int | None, typer.Option(help="The update was rounded to so many.")] = None,
 ) -> None:
     """Attack a captured update. No ground truth is needed.
 
@@ -116,6 +182,8 @@ def attack(
         "weight_decay": weight_decay,
         "label_smoothing": label_smoothing,
         "reduction": reduction,
+        "sparse": sparse,
+        "bits": bits,
     }
     with watching() as watch:
         evidence, provenance = attack_captured(
@@ -138,17 +206,19 @@ def attack(
 
 @app.command(name="list")
 def list_(
-    what: Annotated[Shelf | None, typer.Argument(help="All three if not given.")] = None,
+    what: Annotated[Shelf | None, typer.Argument(help="All of them if not given.")] = None,
 ) -> None:
-    """List attacks, models and datasets."""
+    """List attacks, defences, models and datasets."""
     from leakscope import data, models
     from leakscope.attack.papers import RECIPES
+    from leakscope.federated.defences import DEFENCES
 
     shelves = {
         Shelf.ATTACKS: {
             name: f"{(recipe.__doc__ or '').splitlines()[0]}\nNeeds {recipe().needs}."
             for name, recipe in RECIPES.items()
         },
+        Shelf.DEFENCES: {name: _told(defence) for name, defence in DEFENCES.items()},
         Shelf.MODELS: {name: models.describe(name) for name in models.names()},
         Shelf.DATASETS: {name: data.describe(name) for name in data.names()},
     }
@@ -163,10 +233,18 @@ def list_(
                     typer.secho(f"  {'':{width}}  {line}", dim=True)
 
 
+def _told(defence: type[Defence]) -> str:
+    """A defence in some lines: what it is, its options, what the attacker knows."""
+    options = ", ".join(
+        field.name if field.default is dataclasses.MISSING else f"{field.name}={field.default}"
+        for field in dataclasses.fields(defence)  # type: ignore[arg-type]
+    )
+    about = (defence.__doc__ or "").splitlines()[0]
+    return f"{about}\nOptions: {options or 'none'}. {defence.known}"
+
+
 @app.command()
-def show(
-    scenario: Annotated[Path, typer.Argument(help="A scenario file (YAML).")],
-) -> None:
+def show(scenario: SCENARIO) -> None:
     """Print the scenario with every default filled in."""
     from leakscope.audit import Scenario
 
@@ -241,7 +319,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     if code == INTERRUPTED:
         typer.secho("stopped: run the same command again to go on", err=True)
-        sys.exit(code)
+    sys.exit(code or 0)
 
 
 if __name__ == "__main__":

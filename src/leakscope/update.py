@@ -265,7 +265,7 @@ def rounded(tensor: Tensor, bits: int) -> Tensor:
     """
     if bits == 1:
         return tensor.sign() * tensor.abs().mean()
-    step = tensor.abs().max().clamp_min(1e-30) / (2 ** (bits - 1) - 1)
+    step: Tensor = tensor.abs().max().clamp_min(1e-30) / (2 ** (bits - 1) - 1)
     return (tensor / step).round() * step
 
 
