@@ -201,6 +201,7 @@ def attack(
         )
     page = out / "report.html"
     report.write([evidence], provenance, page)
+    report.write_results([evidence], provenance, out)
     typer.echo(f"report: {page.resolve()}")
 
 

@@ -92,7 +92,8 @@ def attack_captured(
         model=model_name,
         parameters=count_parameters(model),
     )
-    return Evidence(attack_name, 0, protocol, shares, found), provenance
+    evidence = Evidence(attack_name, 0, protocol, shares, found, recipe=attack_name)
+    return evidence, provenance
 
 
 def recipe_options(settings: Sequence[str], iterations: int | None) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from leakscope.attack.reconstruction import Reconstruction
 from leakscope.attack.solver import Progress
 from leakscope.audit.evidence import Evidence, Truth
 from leakscope.audit.scenario import (
+    NONE,
     AttackPart,
     FederationPart,
     Protection,
@@ -201,13 +202,14 @@ class Stage:
             label: of their configuration.
         """
         who = f"{part.label}, client {victims.number}"
-        work = who if label == "none" else f"{label}: {who}"
+        work = who if label == NONE else f"{label}: {who}"
         target = update
         if not part.aware:
-            plain = update.protocol.model_copy(update=UNAWARE)
-            target = replace(update, protocol=plain)
+            untold = update.protocol.model_copy(update=UNAWARE)
+            target = replace(update, protocol=untold)
         folder, found = self._attack(part, victims, target, "trials", work)
-        nothing = signal_free(victims.undefended().update(self.scenario.client.shares))
+        plain = self.update(victims.undefended(), Protection(label=NONE))
+        nothing = signal_free(plain, self.scenario.seed)
         _, baseline = self._attack(part, victims, nothing, "baselines", f"{work}, baseline")
         truth, pool = victims.truth, victims.line_ups
         finding = measure(
@@ -229,6 +231,7 @@ class Stage:
             truth,
             finding,
             configuration=label,
+            recipe=part.name,
         )
 
     def _attack(
