@@ -199,11 +199,12 @@ def test_a_leaking_configuration_is_never_advised() -> None:
     assert "alone of all tried here held" in found.advice
 
 
-def test_a_defence_that_attacks_ignore_is_marked_and_one_they_know_named() -> None:
+def test_a_defence_that_attacks_ignore_is_marked_and_one_they_know_advised() -> None:
     found = summary(*audit())
-    assert found.recommended == "soteria"
-    assert IGNORED in found.advice
-    assert "Of those that attacks did know, “top_k” held" in found.advice
+    assert found.recommended == "top_k"
+    assert f"(“soteria” held with 55%, but was {IGNORED}.)" in found.advice
+    untried = advice(only=row("augment", utility=utility(0.5), ignored=("augment",)))
+    assert f"But it was {IGNORED}." in untried
     alone = provenance(row("soteria", ignored=("soteria",)))
     assert IGNORED in summary([configured(scored(0, 4), "soteria")], alone).detail
 
@@ -327,7 +328,7 @@ def test_first_screen_says_what_leaks_what_is_assumed_and_what_to_do(page: str) 
     found = summary(*pictured())
     for part in (found.sentence, found.detail, found.assumptions, found.advice):
         assert " ".join(part.split()) in text
-    assert "Use “soteria”" in found.advice
+    assert "Use “top_k”: it alone of those attacks know held" in found.advice
 
 
 def test_cells_hold_their_numbers_and_lead_to_their_pictures() -> None:
@@ -394,7 +395,7 @@ def test_every_original_is_embedded_once(page: str) -> None:
 
 def test_first_screen_shows_the_leak_and_the_same_image_protected(page: str) -> None:
     figure = page[page.index('<figure class="exhibit"') : page.index('id="matrix"')]
-    assert text_of(figure).startswith(" original no defence soteria ")
+    assert text_of(figure).startswith(" original no defence top_k ")
     leak, kept = re.findall(r'src="([^"]+)"', figure)
     (name,) = re.findall(r'href="#(original-\d+)"', figure)
     runs, _ = pictured()
@@ -509,9 +510,8 @@ def test_attacks_are_named_by_their_recipe_not_by_their_label() -> None:
     assert "ig (mine)Inverting Gradients" in text_of(render(runs, PROVENANCE))
 
 
-def test_defences_are_named_by_the_scenario() -> None:
-    scenario = "defences: [{label: a, parts: [{name: top_k}, {name: lora}]}, {parts: []}]"
-    assert [method.name for method in defence_methods(scenario)] == ["top_k", "lora"]
-    assert "Hu et al. 2022" in defence_methods(scenario)[1].about
-    for odd in ("", "[", "defences: 3", "defences: [3, {parts: 3}, {parts: [{name: [1]}, 2]}]"):
-        assert defence_methods(odd) == []
+def test_defences_of_all_configurations_are_named_once() -> None:
+    rows = [row("a", parts=("top_k", "lora")), row("b", parts=("lora", "my own")), row("none")]
+    found = defence_methods(rows)
+    assert [method.name for method in found] == ["top_k", "lora"]
+    assert "Hu et al. 2022" in found[1].about

@@ -154,6 +154,15 @@ def test_leakage_is_that_of_the_strongest_attack_beyond_its_baseline(matrix: Res
     assert leakage(results(scored(1, 10, 3))) == [("none", 0.0)]
 
 
+def test_what_is_only_picked_out_of_line_ups_leaks_too() -> None:
+    run = scored(0, 10)
+    assert run.finding is not None
+    missed = run.finding.baseline.model_copy(update={"reidentified": [True] * 3 + [False] * 7})
+    poor = replace(run, finding=run.finding.model_copy(update={"baseline": missed}))
+    ((label, share),) = leakage(results(poor))
+    assert (label, share) == ("none", pytest.approx(0.7))
+
+
 # Broken files
 
 

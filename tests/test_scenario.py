@@ -117,6 +117,7 @@ def test_all_mistakes_are_reported_at_once_with_path_and_nearest_name(tmp_path: 
         ("defences: [none, none]", "two are called 'none'"),
         ("vary: {epochs: [1, 2]}", "vary.epochs: vary fields of model, data, client"),
         ("vary: {client.epochs: []}", "vary.client.epochs: give a list"),
+        ("vary: {client.epochs: [1, 1]}", "vary.client.epochs: a value is listed twice"),
         ("vary: {client.epoch: [1]}", "did you mean 'epochs'"),
         ("vary: {client.epochs: [1, 0]}", "client.epochs: input should be greater than 0"),
         ("utility: {test: 1}", "utility.test: input should be less than 1"),

@@ -97,7 +97,9 @@ def _conclude(
     page = out / "report.html"
     report.write(evidence, provenance, page)
     results = report.write_results(evidence, provenance, out)
-    typer.echo(report.summary(evidence, provenance).sentence)
+    summary = report.summary(evidence, provenance)
+    for text in filter(None, (summary.sentence, summary.advice)):
+        typer.echo(text)
     typer.echo(f"report: {page.resolve()}")
     if fail_above is None:
         return

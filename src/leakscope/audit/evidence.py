@@ -59,6 +59,7 @@ class Configuration:
     Attributes:
         setting: the varied values, such as ``epochs=20``; empty if none vary.
         defence: what clients do against leakage, or ``none``.
+        parts: names of the defences that this consists of.
         known: what the attacker is assumed to know about each defence, a sentence each.
         adaptive: how the attacks make use of that, a sentence each.
         ignored: names of the defences that the attacks make no use of.
@@ -70,6 +71,7 @@ class Configuration:
 
     setting: str = ""
     defence: str = "none"
+    parts: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
     adaptive: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()

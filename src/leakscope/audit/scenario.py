@@ -343,6 +343,8 @@ class Scenario(_Part):
                 raise ValueError(f"vary.{path}: vary fields of model, data, client or federation")
             if not values:
                 raise ValueError(f"vary.{path}: give a list of values")
+            if len({repr(value) for value in values}) < len(values):
+                raise ValueError(f"vary.{path}: a value is listed twice")
         self.settings()
         return self
 

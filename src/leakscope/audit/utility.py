@@ -39,6 +39,7 @@ def configuration(
     return Configuration(
         setting=stage.setting,
         defence=protection.label,
+        parts=tuple(names),
         known=tuple(defence.known for defence in defences),
         adaptive=tuple(defence.adaptive for defence in defences if defence.adaptive),
         ignored=tuple(

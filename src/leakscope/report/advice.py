@@ -84,8 +84,10 @@ def advise(judged: Sequence[Judged]) -> Advice:
     held = [each for each in judged if each.held]
     costed = [each for each in held if each.utility is not None]
     if costed:
-        best = max(costed, key=lambda each: (each.accuracy, not each.ignored))
-        sentences = [*_choice(best, held, judged), *_caveats(best, costed, judged)]
+        # Against attacks that do not know it, holding means little.
+        among = [each for each in costed if not each.ignored] or costed
+        best = max(among, key=lambda each: each.accuracy)
+        sentences = [*_choice(best, among, judged), *_caveats(best, costed, judged)]
         return Advice(" ".join(sentences), best.group.configuration.label)
     if held:
         return _uncosted(held)
@@ -105,9 +107,8 @@ def _choice(best: Judged, held: Sequence[Judged], judged: Sequence[Judged]) -> l
     """Which one, why, and at what price."""
     configuration, other = best.group.configuration, undefended(judged, best)
     only = len(held) == 1
-    why = (
-        "alone of all tried here held" if only else f"is the most accurate of {len(held)} that held"
-    )
+    scope = "all tried here" if not any(each.ignored for each in judged) else "those attacks know"
+    why = f"alone of {scope} held" if only else f"is the most accurate of {len(held)} that held"
     first = next((each for each in judged if each.group.configuration.defence == "none"), None)
     if best is first:
         start = f"These attacks give no reason to change anything: {best.quoted} {why} against them"
@@ -136,13 +137,10 @@ def _caveats(best: Judged, costed: Sequence[Judged], judged: Sequence[Judged]) -
     found = []
     if best.ignored:
         found.append(f"But it was {IGNORED}.")
-        known = [each for each in costed if not each.ignored]
-        if known:
-            next_best = max(known, key=lambda each: each.accuracy)
-            found.append(
-                f"Of those that attacks did know, {next_best.quoted} held with the highest "
-                f"accuracy, {percent(next_best.accuracy)}."
-            )
+    better = [each for each in costed if each.ignored and each.accuracy > best.accuracy]
+    if better and not best.ignored:
+        other = max(better, key=lambda each: each.accuracy)
+        found.append(f"({other.quoted} held with {percent(other.accuracy)}, but was {IGNORED}.)")
     assert best.utility is not None
     if not learns(best.utility):
         found.append(_useless(best, undefended(judged, best)))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from leakscope.attack.papers import RECIPES
-from leakscope.audit.evidence import Evidence
+from leakscope.audit.evidence import Configuration, Evidence
 from leakscope.federated.defences import DEFENCES
 
 
@@ -40,27 +38,10 @@ def attack_methods(evidence: Sequence[Evidence]) -> list[Method]:
     ]
 
 
-def defence_methods(scenario: str) -> list[Method]:
-    """The defences that a resolved scenario names.
-
-    Args:
-        scenario: as YAML, may be empty.
-    """
-    try:
-        content = yaml.safe_load(scenario)
-    except (yaml.YAMLError, RecursionError):
-        return []
-    names = dict.fromkeys(name for name in _defence_names(content) if name in DEFENCES)
-    return [Method(name, (), _first_line(DEFENCES[name])) for name in names]
-
-
-def _defence_names(content: Any) -> Iterable[str]:
-    protections = content.get("defences") if isinstance(content, dict) else None
-    for protection in protections if isinstance(protections, list) else ():
-        parts = protection.get("parts") if isinstance(protection, dict) else None
-        for part in parts if isinstance(parts, list) else ():
-            if isinstance(part, dict) and isinstance(part.get("name"), str):
-                yield part["name"]
+def defence_methods(configurations: Sequence[Configuration]) -> list[Method]:
+    """The defences of all configurations, each once."""
+    names = dict.fromkeys(name for each in configurations for name in each.parts)
+    return [Method(name, (), _first_line(DEFENCES[name])) for name in names if name in DEFENCES]
 
 
 def _first_line(documented: Any) -> str:

@@ -102,7 +102,7 @@ def _facts(
         "measured": any(attack.findings for attack in attacks),
         "methods": {
             "Attacks": attack_methods(evidence),
-            "Defences": defence_methods(provenance.scenario),
+            "Defences": defence_methods(provenance.configurations),
         },
         "perceptual": any(run.finding and run.finding.scores.lpips for run in evidence),
         "recognisable": RECOGNISABLE_DB,
