@@ -1,6 +1,8 @@
-"""Draws the pictures of the README and the docs from the output of ``make demo``.
+"""Draws the pictures of the README and the docs from what two commands leave behind.
 
-python docs/figures.py out/demo
+make demo
+leakscope audit examples/defences.yaml --out out/defences
+python docs/figures.py out/demo out/defences
 """
 
 from __future__ import annotations
@@ -45,18 +47,21 @@ def strip(out: Path) -> None:
     figure.savefig(IMAGES / "demo.png", dpi=110, facecolor="white")
 
 
-def screenshot(out: Path) -> None:
-    """The top of the report, as a browser shows it."""
+def screenshots(demo: Path, defences: Path) -> None:
+    """Parts of both reports, as a browser shows them."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
         page = browser.new_page(viewport={"width": 1100, "height": 450})
-        page.goto((out / "report.html").resolve().as_uri())
+        page.goto((demo / "report.html").resolve().as_uri())
         page.screenshot(path=IMAGES / "report.png")
+        page.goto((defences / "report.html").resolve().as_uri())
+        for part in ("verdict", "matrix", "frontier"):
+            page.locator(f"#{part}").screenshot(path=IMAGES / f"{part}.png")
         browser.close()
 
 
 if __name__ == "__main__":
     strip(Path(sys.argv[1]))
-    screenshot(Path(sys.argv[1]))
+    screenshots(Path(sys.argv[1]), Path(sys.argv[2]))
