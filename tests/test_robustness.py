@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import resource
 import struct
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -164,9 +167,18 @@ def test_updates_of_another_precision_are_cast_to_the_models(dtype: torch.dtype)
         ls.Update(update.before, after, None, 3)
 
 
+@functools.cache
+def torch_dies_of_bfloat16() -> bool:
+    """Some virtual machines announce instructions of the processor that they do not have."""
+    layer = "torch.nn.Linear(576, 5).bfloat16()(torch.ones(2, 576).bfloat16())"
+    return subprocess.run([sys.executable, "-c", f"import torch; {layer}"]).returncode < 0
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("recipe", [papers.ig, papers.sme])
 def test_half_precision_models_can_be_attacked(dtype: torch.dtype, recipe: Any) -> None:
+    if dtype == torch.bfloat16 and torch_dies_of_bfloat16():
+        pytest.skip("one fully connected layer in bfloat16 kills torch on this machine")
     model = tiny().to(dtype)
     update = ls.Client(model, *examples(), epochs=2, lr=0.05).train()
     assert recipe(2).run(model, update).images.dtype == dtype
