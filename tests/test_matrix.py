@@ -171,9 +171,11 @@ def test_knobs_are_turned_one_at_a_time(tmp_path: Path) -> None:
 def test_noise_knobs_are_sized_by_the_update() -> None:
     base = scenario()
     found = [single for label, single in knobs(base) if "noise" in single.defences[0].label]
-    stage = Stage.of("", base, Path(), unwatched, None)
-    plain = stage.victims(stage.network, base.defences[0])[0].update("weights")
-    noisy = stage.victims(stage.network, found[1].defences[0])[0].update("weights")
+    stage = Stage.of("", base, Path(), unwatched)
+    plain, noisy = (
+        stage.sent(stage.victims(stage.network, protection)[0].clients[0])
+        for protection in (base.defences[0], found[1].defences[0])
+    )
 
     def norm(update: ls.Update) -> float:
         names = [name for name, tensor in update.before.items() if tensor.is_floating_point()]
@@ -240,3 +242,54 @@ def test_labels_of_a_sparse_update_are_read_from_the_rows(photos: ls.data.Datase
         found = Automatic().recover(Problem.of(model, update, None))
         right.append(ls.measure.label_accuracy(found, labels))
     assert sum(right) / len(right) > 0.7, right
+
+
+def test_labels_that_were_not_sent_are_learned(tmp_path: Path) -> None:
+    defences = [{"name": "withhold", "options": {"last": 1}}]
+    (found,), _ = run(scenario(defences=defences), tmp_path)
+    assert not found.found.labels_known
+    assert found.finding is not None
+
+
+def test_what_unaware_attacks_do_not_use_is_reported_as_ignored(tmp_path: Path) -> None:
+    attacks = [{"name": "ig", "options": {"iterations": 2}, "aware": False}]
+    defences = [{"name": "top_k", "options": {"keep": 0.1}}]
+    (row,) = run(scenario(attacks=attacks, defences=defences), tmp_path)[1].configurations
+    assert row.ignored == ("top_k",)
+    assert row.adaptive == ()
+
+
+def test_bytes_are_those_of_one_client_of_a_sum(tmp_path: Path) -> None:
+    rounded = {"name": "quantise", "options": {"bits": 8}}
+    summed = {"name": "secure_aggregation", "options": {"clients": 2}}
+    defences = [rounded, {"parts": [rounded, summed]}]
+    alone, together = run(scenario(defences=defences), tmp_path)[1].configurations
+    assert alone.bytes_sent == together.bytes_sent
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"client": {"examples": 4, "shares": "gradient"}, "utility": {}},
+            "clients that share one gradient are not trained",
+        ),
+        (
+            {"federation": {"rounds": 1, "split": "writer"}},
+            "federation.split is writer but faces names no writers",
+        ),
+        (
+            {
+                "model": {"name": "resnet8"},
+                "client": {"examples": 3, "batch_size": 2, "batchnorm": "train"},
+            },
+            "a batch has one example",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_any_work(
+    changes: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ls.LeakscopeError, match=says):
+        run(scenario(**changes), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -154,14 +154,16 @@ def test_leakage_is_that_of_the_strongest_attack_beyond_its_baseline(matrix: Res
     assert leakage(results(scored(1, 10, 3))) == [("none", 0.0)]
 
 
-def test_what_is_only_picked_out_of_line_ups_leaks_too() -> None:
+def test_what_is_picked_out_of_line_ups_leaks_too() -> None:
     run = scored(0, 10)
     assert run.finding is not None
     missed = run.finding.baseline.model_copy(update={"reidentified": [True] * 3 + [False] * 7})
-    poor = replace(run, finding=run.finding.model_copy(update={"baseline": missed}))
-    ((label, share),) = leakage(results(poor))
-    assert label == "none"
-    assert share == pytest.approx(0.7)
+    one = run.finding.scores.model_copy(update={"psnr": [30.0] + [10.0] * 9})
+    for scores in (run.finding.scores, one):  # one that is recognised besides makes it no less
+        finding = run.finding.model_copy(update={"scores": scores, "baseline": missed})
+        ((label, share),) = leakage(results(replace(run, finding=finding)))
+        assert label == "none"
+        assert share == pytest.approx(0.7)
 
 
 # Broken files

@@ -115,6 +115,7 @@ def test_all_mistakes_are_reported_at_once_with_path_and_nearest_name(tmp_path: 
         ("defences: [{name: top_k, options: {keep: 2}}]", "keep is 2.0"),
         ("defences: [{name: top_k, options: {keeep: 0.1}}]", "did you mean 'keep'"),
         ("defences: [none, none]", "two are called 'none'"),
+        ("defences: [{label: none, name: lora}]", "none is what the absence of defences is called"),
         ("vary: {epochs: [1, 2]}", "vary.epochs: vary fields of model, data, client"),
         ("vary: {client.epochs: []}", "vary.client.epochs: give a list"),
         ("vary: {client.epochs: [1, 1]}", "vary.client.epochs: a value is listed twice"),

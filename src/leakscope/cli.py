@@ -72,24 +72,29 @@ def audit(scenario: SCENARIO, out: OUT, fail_above: FAIL_ABOVE = None) -> None:
 
 
 @app.command()
-def advise(scenario: SCENARIO, out: OUT, fail_above: FAIL_ABOVE = None) -> None:
+def advise(scenario: SCENARIO, out: OUT) -> None:
     """Turn the cheap knobs of a scenario one by one: what stops the leak at the least cost?
 
     Local epochs, batch size, local data size, clipping with noise, sparse updates. Run it again
     to go on after an interruption.
     """
-    from leakscope.audit import Scenario, knobs, run_settings
+    from leakscope.audit import Scenario, knobs, prepare_folder, run_settings
     from leakscope.audit.progress import watching
 
     resolved = Scenario.load(scenario)
+    prepare_folder(out)
     command = shlex.join(["leakscope", *sys.argv[1:]])
     with watching() as watch:
-        evidence, provenance = run_settings(resolved, knobs(resolved), out, watch, command)
-    _conclude(evidence, provenance, out, fail_above)
+        settings = knobs(resolved, watch)
+        evidence, provenance = run_settings(settings[0][1], settings, out, watch, command)
+    _conclude(evidence, provenance, out)
 
 
 def _conclude(
-    evidence: Sequence[Evidence], provenance: Provenance, out: Path, fail_above: float | None
+    evidence: Sequence[Evidence],
+    provenance: Provenance,
+    out: Path,
+    fail_above: float | None = None,
 ) -> None:
     """Write what was found, say it in a sentence, and fail if it is more than is accepted."""
     from leakscope import report

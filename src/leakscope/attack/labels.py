@@ -251,8 +251,16 @@ class Automatic(Labels):
     - Else: :class:`Counts`, which itself goes by bias, step size, and examples per class.
 
     A bias of which entries were left out, or rounded coarsely while there are at least as many
-    examples as classes, is ignored: sums over the many weights of a row suffer less.
+    examples as classes, is ignored: sums over the many weights of a row suffer less. Where the
+    last layer was not sent at all, labels are learned together with the images (:class:`Joint`).
     """
+
+    def variable(self, problem: Problem, generator: torch.Generator) -> Variable:
+        """Labels that were read off, or logits to be learned where there is nothing to read."""
+        try:
+            return super().variable(problem, generator)
+        except NotSentError:
+            return Joint().variable(problem, generator)
 
     def recover(self, problem: Problem) -> Tensor:
         """Labels by the method that the update calls for."""
@@ -267,6 +275,10 @@ class Automatic(Labels):
         if crowded and last_layer(problem).bias is None and problem.step_scale() is not None:
             return InterpolatedCounts().recover(problem)
         return Counts().recover(problem)
+
+
+class NotSentError(LeakscopeError):
+    """The network has a last layer, but the client did not send it."""
 
 
 class LastLayer(NamedTuple):
@@ -297,6 +309,11 @@ def last_layer(problem: Problem) -> LastLayer:
         if f"{prefix}weight" in problem.observed:
             bias = f"{prefix}bias"
             return LastLayer(f"{prefix}weight", bias if bias in problem.observed else None)
+    if outputs:
+        raise NotSentError(
+            "labels cannot be recovered: the last layer was not sent; use an attack that learns "
+            "them, such as dlg_adam, or pass labels= (or --labels) as an explicit assumption"
+        )
     raise LeakscopeError(
         "labels cannot be recovered: the model has no trainable fully connected layer with "
         f"{problem.classes} outputs; pass labels= (or --labels) as an explicit assumption"

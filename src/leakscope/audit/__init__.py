@@ -2,7 +2,7 @@
 
 from leakscope.audit.advise import knobs
 from leakscope.audit.evidence import Configuration, Evidence, Provenance, Truth, Utility
-from leakscope.audit.run import run, run_settings
+from leakscope.audit.run import prepare_folder, run, run_settings
 from leakscope.audit.scenario import Scenario
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Truth",
     "Utility",
     "knobs",
+    "prepare_folder",
     "run",
     "run_settings",
 ]

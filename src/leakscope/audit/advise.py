@@ -9,7 +9,8 @@ from typing import Any
 from leakscope.attack.retrace import length
 from leakscope.audit.run import unwatched
 from leakscope.audit.scenario import NONE, Protection, Scenario, UtilityPart
-from leakscope.audit.stage import Stage
+from leakscope.audit.stage import Stage, Watch
+from leakscope.audit.utility import check_utility
 from leakscope.errors import LeakscopeError
 
 NOISE = (0.3, 1.0, 3.0, 10.0)
@@ -22,7 +23,7 @@ FACTORS = (0.25, 4.0)
 """By which local epochs and batch size are multiplied; the local data only grows."""
 
 
-def knobs(scenario: Scenario) -> list[tuple[str, Scenario]]:
+def knobs(scenario: Scenario, watch: Watch = unwatched) -> list[tuple[str, Scenario]]:
     """The scenario as it is, and with one thing changed at a time: what that is, and the result.
 
     Local epochs, batch size and local data size, clipping with noise, and sparse updates. Each
@@ -30,11 +31,13 @@ def knobs(scenario: Scenario) -> list[tuple[str, Scenario]]:
 
     Args:
         scenario: one client setting; it must neither vary anything nor name defences.
+        watch: follows the training that comes before, if the scenario has any.
     """
     if scenario.vary or scenario.defences != (Protection(label=NONE),):
         raise LeakscopeError("advise turns the knobs itself: take vary and defences out")
     base = scenario.model_copy(update={"utility": scenario.utility or UtilityPart()})
-    stage = Stage.of("", base, Path(), unwatched, None)
+    stage = Stage.of("", base, Path(), watch)
+    check_utility(stage, base.utility or UtilityPart())
     return [("", base), *_settings(base, stage), *_defended(base, stage)]
 
 
@@ -54,24 +57,25 @@ def _settings(base: Scenario, stage: Stage) -> list[tuple[str, Scenario]]:
     return [
         (f"{field}={value}", _changed(base, {"client": {field: value}}))
         for field, value, today in dict.fromkeys(changes)
-        if value != today and base.client.shares == "weights"
+        if value != today
     ]
 
 
 def _defended(base: Scenario, stage: Stage) -> list[tuple[str, Scenario]]:
     """Other ways to send."""
-    update = stage.victims(stage.network, base.defences[0])[0].update(base.client.shares)
+    update = stage.sent(stage.victims(stage.network, base.defences[0])[0].clients[0])
     names = [name for name, tensor in update.before.items() if tensor.is_floating_point()]
-    moved = update.observed(names if update.gradient is None else list(update.gradient))
+    moved = update.observed(names)
     norm, size = length(moved).item(), sum(tensor.numel() for tensor in moved.values())
     clip = float(f"{norm:.2g}")
+    multipliers = [float(f"{ratio / math.sqrt(size):.2g}") for ratio in NOISE]
     parts: list[dict[str, Any]] = [
         {
-            "label": f"noise {ratio:g} x the update",
+            "label": f"noise {ratio:g} x the update (clip={clip:g}, multiplier={multiplier:g})",
             "name": "noise",
-            "options": {"clip": clip, "multiplier": float(f"{ratio / math.sqrt(size):.2g}")},
+            "options": {"clip": clip, "multiplier": multiplier},
         }
-        for ratio in NOISE
+        for ratio, multiplier in zip(NOISE, multipliers, strict=True)
     ]
     parts += [{"name": "top_k", "options": {"keep": keep}} for keep in KEPT]
     return [("", _changed(base, {"defences": [part]})) for part in parts]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from leakscope import data
 from leakscope.attack.solver import Progress
 from leakscope.audit.evidence import Configuration, Evidence, Provenance, count_parameters
 from leakscope.audit.scenario import Protection, Scenario
@@ -56,7 +58,8 @@ def run_settings(
         command: for the report.
     """
     lpips = None if scenario.lpips is None else Lpips.load(scenario.lpips)
-    stages = [Stage.of(setting, single, out, watch, lpips) for setting, single in settings]
+    load = functools.cache(data.load)  # settings that differ otherwise share their images
+    stages = [Stage.of(setting, single, out, watch, lpips, load) for setting, single in settings]
     for stage in stages:
         if stage.scenario.utility is not None:
             check_utility(stage, stage.scenario.utility)
@@ -91,7 +94,10 @@ def _configured(
     evidence, row = [], None
     for victims in stage.victims(stage.network, protection):
         update = stage.update(victims, protection)
-        row = row or configuration(stage, protection, victims.clients[0], update, utility)
+        if row is None:
+            client = victims.clients[0]
+            own = update if len(victims.clients) == 1 else stage.sent(client)
+            row = configuration(stage, protection, client, own, utility)
         path = stage.straightness(victims, protection) if straight else None
         for attack in stage.scenario.attacks:
             trial = stage.trial(attack, victims, update, row.label)

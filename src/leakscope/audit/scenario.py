@@ -240,6 +240,12 @@ class Protection(_Part):
             value = {**others, "parts": [inner]}
         return {"label": _described(value.get("parts")), **value}
 
+    @model_validator(mode="after")
+    def _called_rightly(self) -> Self:
+        if self.parts and self.label == NONE:
+            raise ValueError("label: none is what the absence of defences is called")
+        return self
+
     def build(self) -> tuple[Defence, ...]:
         """The defences, in order."""
         return tuple(part.build() for part in self.parts)

@@ -33,7 +33,7 @@ from leakscope.audit.scenario import (
 from leakscope.data import Dataset
 from leakscope.errors import LeakscopeError
 from leakscope.federated import Client, aggregate, by_writer, dirichlet, federate, iid
-from leakscope.federated.local import behaviour
+from leakscope.federated.local import behaviour, check_batch
 from leakscope.measure import (
     Lpips,
     Straightness,
@@ -68,12 +68,6 @@ class Victims:
     clients: tuple[Client, ...]
     line_ups: Dataset
 
-    def update(self, shares: str) -> Update:
-        """What the server sees."""
-        gradient = shares == "gradient"
-        sent = [client.gradient() if gradient else client.train() for client in self.clients]
-        return sent[0] if len(sent) == 1 else aggregate(sent)
-
     def undefended(self) -> Victims:
         """The same with the same network and no other defence."""
         return replace(self, clients=tuple(each.without_defences() for each in self.clients))
@@ -103,16 +97,27 @@ class Stage:
 
     @classmethod
     def of(
-        cls, setting: str, scenario: Scenario, out: Path, watch: Watch, lpips: Lpips | None
+        cls,
+        setting: str,
+        scenario: Scenario,
+        out: Path,
+        watch: Watch,
+        lpips: Lpips | None = None,
+        load: Callable[..., Dataset] = data.load,
     ) -> Stage:
         """Read the data and refuse what could not be done, before any work starts."""
-        dataset = data.load(scenario.data.source, size=scenario.data.size)
+        dataset = load(scenario.data.source, size=scenario.data.size)
         check_measurable(dataset.shape)
         stage = cls(scenario, setting, dataset, choose(scenario, dataset), out, watch, lpips)
         for protection in scenario.defences:
-            victims = stage.victims(stage.fresh_network, protection)
+            client = stage.victims(stage.fresh_network, protection)[0].clients[0]
             if scenario.client.shares == "gradient":  # some defences refuse that
-                victims[0].clients[0].gradient()
+                client.gradient()
+            else:
+                count, size = len(client.images), client.protocol.batch_size or 1
+                check_batch(client.model, client.protocol, (count - 1) % size + 1)
+        if scenario.federation is not None:
+            stage._split(scenario.federation)
         return stage
 
     @cached_property
@@ -149,10 +154,14 @@ class Stage:
                 f" but {self.scenario.data.source} has only {len(self.pool)} besides those under "
                 "attack, of which some must be left for line-ups: use fewer clients or examples"
             )
-        line_ups = self.pool.select(range(borrowed * len(self.chosen), len(self.pool)))
+        order = torch.arange(len(self.pool))
+        if part.pick != "first":
+            seed = self.scenario.seed
+            order = torch.randperm(len(order), generator=torch.Generator().manual_seed(seed))
+        line_ups = self.pool.select(order[borrowed * len(self.chosen) :])
         found = []
         for number, indices in enumerate(self.chosen):
-            lent = slice(number * borrowed, (number + 1) * borrowed)
+            lent = order[number * borrowed : (number + 1) * borrowed]
             images = torch.cat([self.dataset.images[indices], self.pool.images[lent]])
             labels = torch.cat([self.dataset.labels[indices], self.pool.labels[lent]])
             clients = [
@@ -171,12 +180,17 @@ class Stage:
             found.append(Victims(number, Truth(images, labels), tuple(clients), line_ups))
         return found
 
+    def sent(self, client: Client) -> Update:
+        """What one client sends."""
+        return client.gradient() if self.scenario.client.shares == "gradient" else client.train()
+
     def update(self, victims: Victims, protection: Protection) -> Update:
         """What the server sees, from disk if the same clients left it there before."""
         path = self._file(victims, protection)
         with contextlib.suppress(LeakscopeError):  # not there, or damaged: train again
             return Update.load(path)
-        update = victims.update(self.scenario.client.shares)
+        sent = [self.sent(client) for client in victims.clients]
+        update = sent[0] if len(sent) == 1 else aggregate(sent)
         update.save(path)
         return update
 

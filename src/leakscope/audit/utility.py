@@ -29,21 +29,24 @@ def configuration(
         stage: the setting.
         protection: what its clients do against leakage.
         client: one of them.
-        update: what the server sees of it.
+        update: what it sends.
         utility: what can be learned from such clients, if that was measured.
     """
     defences = client.defences
     rounds = 1 if utility is None else utility.rounds
     proven = [each.guarantee(client.protocol, len(client.images), rounds) for each in defences]
     names = [part.name for part in protection.parts]
+    aware = any(attack.aware for attack in stage.scenario.attacks)
     return Configuration(
         setting=stage.setting,
         defence=protection.label,
         parts=tuple(names),
         known=tuple(defence.known for defence in defences),
-        adaptive=tuple(defence.adaptive for defence in defences if defence.adaptive),
+        adaptive=tuple(each.adaptive for each in defences if each.adaptive and aware),
         ignored=tuple(
-            name for name, each in zip(names, defences, strict=True) if not each.adaptive
+            name
+            for name, each in zip(names, defences, strict=True)
+            if not (each.adaptive and aware)
         ),
         bytes_sent=sent_bytes(update),
         guarantee=next((each for each in proven if each is not None), None),
@@ -55,12 +58,13 @@ def configuration(
 def measured_utility(stage: Stage, protection: Protection, part: UtilityPart) -> Utility:
     """Accuracy of a network trained by clients of this configuration, on images none of them had.
 
-    From disk if it was measured before.
+    It starts afresh, even where the attacked clients join later: by then the network has seen all
+    images. From disk if it was measured before.
     """
     # Adding up updates in secret changes nothing about their sum.
     defences = tuple(each for each in protection.build() if each.clients == 1)
     pool, scenario = stage.pool, stage.scenario
-    network = behaviour(stage.network, pool.shape)
+    network = behaviour(stage.fresh_network, pool.shape)
     known = {"images": pool.images, "labels": pool.labels}
     what = f"{leakscope.__version__} {network} {part!r} {scenario.client!r} {defences!r}"
     path = stage.out / "utility" / f"{digest(known, f'{what} {scenario.seed}')[:12]}.json"
@@ -81,7 +85,7 @@ def measured_utility(stage: Stage, protection: Protection, part: UtilityPart) ->
 
             test, clients = _shared_out(pool, part, scenario.client.examples, seed)
             model = federate(
-                stage.network,
+                stage.fresh_network,
                 [(each.images, each.labels) for each in clients],
                 rounds=part.rounds,
                 seed=seed,
@@ -104,7 +108,12 @@ def measured_utility(stage: Stage, protection: Protection, part: UtilityPart) ->
 
 
 def check_utility(stage: Stage, part: UtilityPart) -> None:
-    """Refuse a training for which there are too few images, before any work starts."""
+    """Refuse a training that could not be done, before any work starts."""
+    if stage.scenario.client.shares == "gradient":
+        raise LeakscopeError(
+            "utility: clients that share one gradient are not trained here: take utility out, or "
+            "let client.shares be weights"
+        )
     _shared_out(stage.pool, part, stage.scenario.client.examples, stage.scenario.seed)
 
 

@@ -39,8 +39,8 @@ class DPSGD(Defence):
 
     known: ClassVar[str] = "The server knows the clipping norm, the noise level and the sampling."
     adaptive: ClassVar[str] = (
-        "Matching by cosine is the most likely estimate under Gaussian noise of unknown size; that "
-        "examples are clipped and sampled one by one is not modelled."
+        "For attacks that match by cosine, that is the most likely estimate under Gaussian noise "
+        "of unknown size; that examples are clipped and sampled one by one is not modelled."
     )
 
     clip: float = 1.0

@@ -40,8 +40,8 @@ class UpdateNoise(Defence):
 
     known: ClassVar[str] = "The server knows that every entry carries noise of the same size."
     adaptive: ClassVar[str] = (
-        "Matching by cosine is the most likely estimate under Gaussian noise of unknown size, "
-        "so there is nothing else to adapt."
+        "For attacks that match by cosine there is nothing to adapt: that is the most likely "
+        "estimate under Gaussian noise of unknown size."
     )
 
     clip: float

@@ -303,22 +303,20 @@ def table(results: Results) -> str:
 def leakage(results: Results) -> list[tuple[str, float]]:
     """Every measured configuration, and the share of its images that leaked.
 
-    That is what the strongest attack recognised beyond the baseline, or if that is none and the
-    verdict still says that it leaks, what could be picked out of line-ups beyond the baseline.
+    That is what the strongest attack recognised beyond the baseline, or what could be picked out
+    of line-ups beyond the baseline, if that is more and at least half, as for the verdict.
     """
     found = []
     for configuration in results.configurations:
         shares = [a.leakage.share for a in configuration.attacks if a.leakage is not None]
         if not shares:
             continue
-        most = max(0.0, *shares)
-        if most == 0 and configuration.level == "leaks in part":
-            most = max(
-                a.reidentified.share - a.baseline_reidentified.share
-                for a in configuration.attacks
-                if a.reidentified is not None and a.baseline_reidentified is not None
-            )
-        found.append((configuration.label, most))
+        picked = max(
+            a.reidentified.share - a.baseline_reidentified.share
+            for a in configuration.attacks
+            if a.reidentified is not None and a.baseline_reidentified is not None
+        )
+        found.append((configuration.label, max(0.0, *shares, picked if picked >= 0.5 else 0.0)))
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from leakscope.bench.table import Recipe, Row, Table, Victim
-from leakscope.bench.tables.sme import CNN, PICK
+from leakscope.bench.tables.sme import CNN
 
 REFERENCE = "leakscope: Retrace, docs/retrace.md"
 _STEPS = 300
@@ -61,9 +61,7 @@ def _rows(
 
 def _single_step(data: str, examples: int) -> list[Row]:
     """What one gradient of the same images gives away."""
-    victim = Victim(
-        data=data, model=CNN[data], examples=examples, shares="gradient", pick=PICK[data]
-    )
+    victim = Victim(data=data, model=CNN[data], examples=examples, shares="gradient")
     return _rows(f"{data} N={examples} single step", victim, ("IG",))
 
 
@@ -73,12 +71,7 @@ def _table_1() -> tuple[Row, ...]:
         rows += [*_single_step(data, 10), *_single_step(data, 50)]
         for examples, epochs, batch, *printed in _SETTINGS:
             victim = Victim(
-                data=data,
-                model=CNN[data],
-                examples=examples,
-                epochs=epochs,
-                batch_size=batch,
-                pick=PICK[data],
+                data=data, model=CNN[data], examples=examples, epochs=epochs, batch_size=batch
             )
             setting = f"{data} N={examples} E={epochs} B={batch}"
             rows += _rows(setting, victim, ("SME", "Retrace"), printed[position])
