@@ -36,7 +36,7 @@ import leakscope as ls
 from leakscope import papers
 from leakscope.attack.attack import Attack
 from leakscope.attack.compiling import Compiling
-from leakscope.bench.trial import fresh_peak, peak_memory
+from leakscope.audit.memory import fresh_peak, peak_memory
 
 RECIPES: dict[str, Callable[[int], Attack]] = {
     "ig": lambda iterations: papers.ig(iterations, lr=1.0, tv=0.005, sign=False),

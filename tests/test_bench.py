@@ -21,8 +21,9 @@ import torch
 from leakscope import data, models
 from leakscope.attack.papers import RECIPES
 from leakscope.attack.solver import Progress
+from leakscope.audit import schedule
+from leakscope.audit.crew import Lost, Pool
 from leakscope.bench import estimate, results, sources, trial, victim
-from leakscope.bench.pool import Lost, Pool
 from leakscope.bench.store import Store
 from leakscope.bench.table import Recipe, Row, Table, Training, Victim
 from leakscope.bench.tables import TABLES
@@ -246,7 +247,7 @@ def die(job: str, report: object) -> str:
 def test_a_dying_process_takes_nothing_with_it() -> None:
     jobs = ["bad", "slow", "good", "better"]
     with Pool(2, threads=1) as pool:
-        found: dict[str, object] = dict(pool.do(die, jobs, lambda job, share: None, limit=2))
+        found: dict[str, object] = dict(pool.do(die, jobs, lambda job, share, match: None, limit=2))
     assert found["good"] == "GOOD"
     assert found["better"] == "BETTER"
     assert found["bad"] == Lost("its process died, perhaps for want of memory")
@@ -262,7 +263,7 @@ def lock_and_sleep(place: str, report: object) -> None:
 
 def work_for(place: str) -> None:
     with Pool(1, threads=1) as pool:
-        list(pool.do(lock_and_sleep, [place], lambda job, share: None))
+        list(pool.do(lock_and_sleep, [place], lambda job, share, match: None))
 
 
 def test_nobody_goes_on_working_for_a_killed_run(tmp_path: Path) -> None:
@@ -319,13 +320,13 @@ def test_the_tables_are_listed(bench: Callable[..., Run]) -> None:
     ("text", "seconds"), [("90s", 90), ("20m", 1200), ("2h", 7200), ("1.5h", 5400)]
 )
 def test_budgets(text: str, seconds: float) -> None:
-    assert estimate.parse_budget(text) == seconds
+    assert schedule.parse_budget(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "0m", "20", "m", "-3m", "1d", "nanh"])
 def test_what_is_no_budget(text: str) -> None:
     with pytest.raises(LeakscopeError, match="budget"):
-        estimate.parse_budget(text)
+        schedule.parse_budget(text)
 
 
 def test_whole_repeats_fit_a_budget_or_the_cheapest_rows_do() -> None:
@@ -334,7 +335,10 @@ def test_whole_repeats_fit_a_budget_or_the_cheapest_rows_do() -> None:
     seconds = {"N=2 dear": 10.0, "N=2 cheap": 1.0, "N=2 fair": 3.0}
 
     def fitting(budget: float) -> list[tuple[str, int]]:
-        return [(job.row.attack, job.repeat) for job in estimate.fit(jobs, seconds, budget)]
+        chosen = schedule.fit(
+            jobs, budget, lambda job: seconds[job.row.name], lambda job: job.repeat
+        )
+        return [(job.row.attack, job.repeat) for job in chosen]
 
     assert len(fitting(1000)) == 15
     assert [repeat for _, repeat in fitting(30)] == [0, 0, 0, 1, 1, 1]

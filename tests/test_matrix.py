@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,7 @@ import leakscope as ls
 from leakscope import papers
 from leakscope.attack.labels import Automatic
 from leakscope.attack.problem import Problem
-from leakscope.attack.solver import Progress
 from leakscope.audit import Scenario, knobs, run, run_settings
-from leakscope.audit.run import unwatched
 from leakscope.audit.stage import Stage
 from leakscope.federated.compress import TopK
 from leakscope.federated.defence import moved
@@ -33,14 +29,6 @@ SMALL: dict[str, Any] = {
 
 def scenario(**changes: Any) -> Scenario:
     return Scenario.model_validate(SMALL | changes)
-
-
-def counting(seen: list[str]) -> Callable[[str], AbstractContextManager[Progress | None]]:
-    def watch(work: str) -> AbstractContextManager[Progress | None]:
-        seen.append(work)
-        return nullcontext()
-
-    return watch
 
 
 def test_settings_are_all_combinations_of_what_varies() -> None:
@@ -88,8 +76,7 @@ def test_every_defence_meets_every_attack_and_nothing_is_done_twice(tmp_path: Pa
         vary={"client.epochs": [1, 2]},
         utility={"rounds": 2, "clients": 3, "seeds": 2},
     )
-    seen: list[str] = []
-    evidence, provenance = run(wanted, tmp_path, counting(seen))
+    evidence, provenance = run(wanted, tmp_path)
     labels = ["epochs=1", "epochs=1; top_k keep=0.1", "epochs=2", "epochs=2; top_k keep=0.1"]
     assert [each.label for each in provenance.configurations] == labels
     assert [each.configuration for each in evidence] == labels
@@ -100,10 +87,10 @@ def test_every_defence_meets_every_attack_and_nothing_is_done_twice(tmp_path: Pa
         assert len(row.utility.accuracy) == 2
         assert row.utility.clients == 3
     # The no-update baseline does not depend on what is sent: one for each setting.
-    assert sum("baseline" in work for work in seen) == 2
-    again: list[str] = []
-    assert len(run(wanted, tmp_path, counting(again))[0]) == 4
-    assert again == []
+    assert len(list(tmp_path.glob("trials/*-baseline-*"))) == 2
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("trials/*/*")}
+    assert len(run(wanted, tmp_path)[0]) == 4
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("trials/*/*")} == before
 
 
 def test_undefended_clients_are_what_they_were(tmp_path: Path) -> None:
@@ -171,9 +158,9 @@ def test_knobs_are_turned_one_at_a_time(tmp_path: Path) -> None:
 def test_noise_knobs_are_sized_by_the_update() -> None:
     base = scenario()
     found = [single for label, single in knobs(base) if "noise" in single.defences[0].label]
-    stage = Stage.of("", base, Path(), unwatched)
+    stage = Stage.of(base)
     plain, noisy = (
-        stage.sent(stage.victims(stage.network, protection)[0].clients[0])
+        stage.sent(stage.victims(stage.network(), protection, 0).clients[0])
         for protection in (base.defences[0], found[1].defences[0])
     )
 

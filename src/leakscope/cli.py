@@ -17,7 +17,7 @@ from leakscope.errors import LeakscopeError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from leakscope.audit import Evidence, Provenance
+    from leakscope.audit import Evidence, Means, Provenance
     from leakscope.federated.defence import Defence
 
 app = typer.Typer(
@@ -33,8 +33,24 @@ INTERRUPTED = 130
 LEAKED = 1
 """Exit code of an audit that found more leakage than it was told to accept."""
 
-OUT = Annotated[Path, typer.Option(help="Folder for everything the command leaves behind.")]
+INCOMPLETE = 3
+"""Exit code of an audit some of whose attacks failed."""
 
+OUT = Annotated[Path, typer.Option(help="Folder for everything the command leaves behind.")]
+PLACE = Annotated[
+    str, typer.Option("--out", help="Folder, or fsspec URL, for everything that is left behind.")
+]
+FINISHED = Annotated[str, typer.Argument(help="Folder or URL of an audit.")]
+PROCESSES = Annotated[
+    int | None, typer.Option(help="Trials at a time; by default one per core.", min=1)
+]
+THREADS = Annotated[
+    int | None, typer.Option(help="Of each trial; by default as cores are left.", min=1)
+]
+RAY = Annotated[
+    str | None, typer.Option(help="Address of a Ray cluster, or 'local': trials run there.")
+]
+BUDGET = Annotated[str | None, typer.Option(help="Time it may take: 90s, 20m, 2h.")]
 
 SCENARIO = Annotated[Path, typer.Argument(help="A scenario file (YAML).")]
 FAIL_ABOVE = Annotated[
@@ -47,6 +63,15 @@ FAIL_ABOVE = Annotated[
 ]
 
 
+class Format(StrEnum):
+    """How trials are listed."""
+
+    TABLE = "table"
+    CSV = "csv"
+    JSON = "json"
+    PARQUET = "parquet"
+
+
 class Shelf(StrEnum):
     """What can be listed."""
 
@@ -57,62 +82,155 @@ class Shelf(StrEnum):
 
 
 @app.command()
-def audit(scenario: SCENARIO, out: OUT, fail_above: FAIL_ABOVE = None) -> None:
+def audit(
+    scenario: SCENARIO,
+    out: PLACE,
+    fail_above: FAIL_ABOVE = None,
+    processes: PROCESSES = None,
+    threads: THREADS = None,
+    ray: RAY = None,
+    budget: BUDGET = None,
+) -> None:
     """Simulate clients, attack their updates, measure what came out, and write a report.
 
-    Run it again to go on after an interruption: finished work is kept.
+    Run it again to go on after an interruption: finished work is kept. Two audits into the same
+    folder share the work.
     """
     from leakscope.audit import Scenario, run
     from leakscope.audit.progress import watching
 
+    means = _means(processes, threads, ray, budget)
     resolved = Scenario.load(scenario)
     with watching() as watch:
-        evidence, provenance = run(resolved, out, watch, shlex.join(["leakscope", *sys.argv[1:]]))
+        evidence, provenance = run(resolved, out, means, watch, _command())
     _conclude(evidence, provenance, out, fail_above)
 
 
 @app.command()
-def advise(scenario: SCENARIO, out: OUT) -> None:
+def advise(
+    scenario: SCENARIO,
+    out: PLACE,
+    processes: PROCESSES = None,
+    threads: THREADS = None,
+    ray: RAY = None,
+    budget: BUDGET = None,
+) -> None:
     """Turn the cheap knobs of a scenario one by one: what stops the leak at the least cost?
 
     Local epochs, batch size, local data size, clipping with noise, sparse updates. Run it again
     to go on after an interruption.
     """
-    from leakscope.audit import Scenario, knobs, prepare_folder, run_settings
+    from leakscope.audit import Scenario, knobs, run_settings
     from leakscope.audit.progress import watching
+    from leakscope.audit.store import Store
 
+    means = _means(processes, threads, ray, budget)
     resolved = Scenario.load(scenario)
-    prepare_folder(out)
-    command = shlex.join(["leakscope", *sys.argv[1:]])
+    Store(out).prepare()
     with watching() as watch:
         settings = knobs(resolved, watch)
-        evidence, provenance = run_settings(settings[0][1], settings, out, watch, command)
+        evidence, provenance = run_settings(settings[0][1], settings, out, means, watch, _command())
     _conclude(evidence, provenance, out)
+
+
+@app.command()
+def report(out: FINISHED, fail_above: FAIL_ABOVE = None) -> None:
+    """Write the report of an audit from what is finished, also while it runs."""
+    from leakscope.audit import read_back
+
+    evidence, provenance = read_back(out)
+    _conclude(evidence, provenance, out, fail_above)
+
+
+@app.command()
+def status(out: FINISHED) -> None:
+    """Say how far an audit is: done, running, failed, and how long it will take."""
+    from leakscope.audit.status import status
+    from leakscope.report import listing
+
+    for line in listing.told(status(out)):
+        typer.echo(line)
+
+
+@app.command()
+def results(
+    out: FINISHED,
+    format: Annotated[Format, typer.Option(help="For a person or for a program.")] = Format.TABLE,
+    to: Annotated[Path | None, typer.Option(help="File to write; needed for parquet.")] = None,
+) -> None:
+    """List every finished attack of an audit, also while it runs."""
+    from leakscope.audit.status import rows
+    from leakscope.report import listing
+
+    if to is not None and format is Format.TABLE:
+        raise LeakscopeError("--to: a file is csv, json or parquet: say which by --format")
+    if to is not None:
+        listing.write(rows(out), format.value, to)
+    elif format is Format.TABLE:
+        listing.show(rows(out))
+    elif format is Format.PARQUET:
+        raise LeakscopeError("--format parquet is not for the eye: name a file by --to")
+    else:
+        text = listing.as_csv(rows(out)) if format is Format.CSV else listing.as_json(rows(out))
+        typer.echo(text, nl=False)
+
+
+def _command() -> str:
+    return shlex.join(["leakscope", *sys.argv[1:]])
+
+
+def _means(
+    processes: int | None, threads: int | None, ray: str | None, budget: str | None
+) -> Means:
+    """One process per core, unless asked otherwise."""
+    from leakscope.audit import Means
+    from leakscope.audit.crew import cores
+    from leakscope.audit.schedule import parse_budget
+
+    if ray is not None and processes is not None:
+        raise LeakscopeError("--processes: with --ray the cluster says how many: take one out")
+    return Means(
+        processes=processes or cores(),
+        threads=threads,
+        ray=ray,
+        budget=None if budget is None else parse_budget(budget),
+    )
 
 
 def _conclude(
     evidence: Sequence[Evidence],
     provenance: Provenance,
-    out: Path,
+    out: str,
     fail_above: float | None = None,
 ) -> None:
     """Write what was found, say it in a sentence, and fail if it is more than is accepted."""
     from leakscope import report
 
-    page = out / "report.html"
+    page = f"{out}/report.html" if "://" in out else str((Path(out) / "report.html").resolve())
     report.write(evidence, provenance, page)
     results = report.write_results(evidence, provenance, out)
     summary = report.summary(evidence, provenance)
     for text in filter(None, (summary.sentence, summary.advice)):
         typer.echo(text)
-    typer.echo(f"report: {page.resolve()}")
-    if fail_above is None:
-        return
-    leaking = {label: share for label, share in report.leakage(results) if share > fail_above}
-    for label, share in leaking.items():
+    typer.echo(f"report: {page}")
+    for line in provenance.failures:
+        typer.secho(f"failed: {line}", fg="red", err=True)
+    if provenance.planned is not None:
+        typer.secho(
+            f"{len(evidence)} of {provenance.planned} attacks are finished: run the same audit "
+            "again for the others",
+            fg="yellow",
+            err=True,
+        )
+    leaking = []
+    if fail_above is not None:
+        leaking = [pair for pair in report.leakage(results) if pair[1] > fail_above]
+    for label, share in leaking:
         typer.secho(f"{label}: {share:.0%} of the images leak", fg="red", err=True)
     if leaking:
         raise typer.Exit(LEAKED)
+    if provenance.failures:
+        raise typer.Exit(INCOMPLETE)
 
 
 @app.command()
@@ -203,7 +321,7 @@ def attack(
             seed=seed,
             device=device,
             told={field: value for field, value in told.items() if value is not None},
-            command=shlex.join(["leakscope", *sys.argv[1:]]),
+            command=_command(),
             watch=watch,
         )
     page = out / "report.html"
@@ -272,11 +390,9 @@ def bench(
         Path | None, typer.Option(help="Folder of cifar100.npz and so on: $LEAKSCOPE_DATA or data.")
     ] = None,
     out: OUT = Path("out/bench"),
-    budget: Annotated[str | None, typer.Option(help="Time it may take: 90s, 20m, 2h.")] = None,
+    budget: BUDGET = None,
     iterations: Annotated[int | None, typer.Option(help="Instead of the papers'.", min=1)] = None,
-    processes: Annotated[
-        int | None, typer.Option(help="Trials at a time; by default one per core.", min=1)
-    ] = None,
+    processes: PROCESSES = None,
 ) -> None:
     """Run a published table and set our numbers beside the paper's.
 
@@ -291,8 +407,8 @@ def bench(
         return
     chosen = find(table)
 
+    from leakscope.audit.schedule import parse_budget
     from leakscope.bench import results
-    from leakscope.bench.estimate import parse_budget
     from leakscope.bench.run import Request, run
     from leakscope.bench.screen import Screen
     from leakscope.bench.sources import default_folder

@@ -14,6 +14,10 @@ class LeakscopeError(ValueError):
     """
 
 
+class StorageError(LeakscopeError):
+    """Results cannot be written: no other work would fare better until that is mended."""
+
+
 def require(
     name: str, value: float, *, above: float | None = None, least: float = 0, most: float = math.inf
 ) -> None:

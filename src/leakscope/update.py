@@ -29,7 +29,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from leakscope.errors import LeakscopeError
+from leakscope.errors import LeakscopeError, StorageError
 
 State = dict[str, Tensor]
 """Tensors by their name in ``model.state_dict()``."""
@@ -294,7 +294,7 @@ def write_safetensors(tensors: State, metadata: dict[str, str], path: Path) -> N
         save_file(tensors, partial, metadata=metadata)
         partial.replace(path)
     except (OSError, SafetensorError) as error:
-        raise LeakscopeError(f"cannot write {path}: {error}") from None
+        raise StorageError(f"cannot write {path}: {error}") from None
     finally:
         partial.unlink(missing_ok=True)
 

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 import leakscope
 from leakscope.attack.attack import Attack
 from leakscope.attack.closed_form import ClosedForm, pixel_layer
+from leakscope.attack.compiling import Compiling
 from leakscope.attack.infer import Inferred, infer, unknown_fields
 from leakscope.attack.layers import smooth
 from leakscope.attack.problem import Problem
 from leakscope.attack.reconstruction import Reconstruction
 from leakscope.attack.retrace import replay_score
 from leakscope.attack.solver import Progress
-from leakscope.errors import LeakscopeError, require
+from leakscope.errors import LeakscopeError, StorageError, require
 from leakscope.federated.local import behaviour
 from leakscope.update import Update
 
@@ -89,6 +90,7 @@ class Auto:
         device: torch.device | str | None = None,
         on_progress: Progress | None = None,
         checkpoint: str | Path | None = None,
+        compiling: Compiling = "auto",
     ) -> Reconstruction:
         """Reconstruct; arguments as for :meth:`leakscope.attack.attack.Attack.run`."""
         problem = Problem.of(model, update, device)
@@ -98,7 +100,7 @@ class Auto:
             network = behaviour(model, problem.shape)
             identity = f"{seed} {told} {network} {update.fingerprint()}"
         place = None if checkpoint is None else Path(checkpoint)
-        trials = _Trials(model, labels, seed, device, place, identity)
+        trials = _Trials(model, labels, seed, device, place, identity, compiling)
         notes = []
         if update.after is not None and unknown_fields(update.protocol):
             inferred = self._infer(trials, update, on_progress)
@@ -165,6 +167,7 @@ class _Trials:
     device: torch.device | str | None
     checkpoint: Path | None
     identity: str
+    compiling: Compiling
     found: list[tuple[float, Candidate, Reconstruction]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     kept: list[Path] = field(default_factory=list)
@@ -200,7 +203,10 @@ class _Trials:
                 device=self.device,
                 on_progress=on_progress,
                 checkpoint=None if place is None else place.with_name(f"{place.name}.half"),
+                compiling=self.compiling,
             )
+        except StorageError:
+            raise
         except LeakscopeError as error:
             self.failures.append(f"{candidate.name}: {error}")
             return None

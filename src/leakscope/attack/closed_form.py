@@ -14,6 +14,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
+from leakscope.attack.compiling import Compiling
 from leakscope.attack.distance import Cosine
 from leakscope.attack.labels import Known, Single
 from leakscope.attack.problem import Problem
@@ -45,10 +46,12 @@ class ClosedForm:
         device: torch.device | str | None = None,
         on_progress: Progress | None = None,
         checkpoint: str | Path | None = None,
+        compiling: Compiling = "auto",
     ) -> Reconstruction:
         """Compute the example; arguments as for :meth:`leakscope.attack.attack.Attack.run`.
 
-        Nothing is random and nothing takes long, so ``seed`` and ``checkpoint`` change nothing.
+        Nothing is random, takes long or is repeated: ``seed``, ``checkpoint`` and ``compiling``
+        change nothing.
         """
         began = time.perf_counter()
         # Double precision: the length of x is the root of a function that float32 blurs.

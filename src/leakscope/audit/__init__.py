@@ -2,18 +2,20 @@
 
 from leakscope.audit.advise import knobs
 from leakscope.audit.evidence import Configuration, Evidence, Provenance, Truth, Utility
-from leakscope.audit.run import prepare_folder, run, run_settings
+from leakscope.audit.run import read_back, run, run_settings
 from leakscope.audit.scenario import Scenario
+from leakscope.audit.sweep import Means
 
 __all__ = [
     "Configuration",
     "Evidence",
+    "Means",
     "Provenance",
     "Scenario",
     "Truth",
     "Utility",
     "knobs",
-    "prepare_folder",
+    "read_back",
     "run",
     "run_settings",
 ]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 from leakscope.attack.retrace import length
-from leakscope.audit.run import unwatched
+from leakscope.audit.progress import Watch, unwatched
 from leakscope.audit.scenario import NONE, Protection, Scenario, UtilityPart
-from leakscope.audit.stage import Stage, Watch
+from leakscope.audit.stage import Stage
 from leakscope.audit.utility import check_utility
 from leakscope.errors import LeakscopeError
+from leakscope.update import Update
 
 NOISE = (0.3, 1.0, 3.0, 10.0)
 """Norm of the noise, in units of the norm of the update."""
@@ -36,9 +36,13 @@ def knobs(scenario: Scenario, watch: Watch = unwatched) -> list[tuple[str, Scena
     if scenario.vary or scenario.defences != (Protection(label=NONE),):
         raise LeakscopeError("advise turns the knobs itself: take vary and defences out")
     base = scenario.model_copy(update={"utility": scenario.utility or UtilityPart()})
-    stage = Stage.of("", base, Path(), watch)
+    stage = Stage.of(base)
+    stage.check()
     check_utility(stage, base.utility or UtilityPart())
-    return [("", base), *_settings(base, stage), *_defended(base, stage)]
+    with watch("federated rounds") as progress:
+        network = stage.network(progress)
+    update = stage.sent(stage.victims(network, base.defences[0], 0).clients[0])
+    return [("", base), *_settings(base, stage), *_defended(base, update)]
 
 
 def _settings(base: Scenario, stage: Stage) -> list[tuple[str, Scenario]]:
@@ -61,9 +65,8 @@ def _settings(base: Scenario, stage: Stage) -> list[tuple[str, Scenario]]:
     ]
 
 
-def _defended(base: Scenario, stage: Stage) -> list[tuple[str, Scenario]]:
+def _defended(base: Scenario, update: Update) -> list[tuple[str, Scenario]]:
     """Other ways to send."""
-    update = stage.sent(stage.victims(stage.network, base.defences[0])[0].clients[0])
     names = [name for name, tensor in update.before.items() if tensor.is_floating_point()]
     moved = update.observed(names)
     norm, size = length(moved).item(), sum(tensor.numel() for tensor in moved.values())

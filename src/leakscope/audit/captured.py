@@ -19,9 +19,9 @@ from leakscope.attack.reconstruction import Reconstruction
 from leakscope.attack.solver import Progress
 from leakscope.audit.complaints import complaints
 from leakscope.audit.evidence import Evidence, Provenance, count_parameters
-from leakscope.audit.run import prepare_folder
+from leakscope.audit.progress import Watch
 from leakscope.audit.scenario import AttackPart
-from leakscope.audit.stage import Watch
+from leakscope.audit.store import Store
 from leakscope.errors import LeakscopeError
 from leakscope.federated.client import resolve_normalization
 from leakscope.update import Protocol, Update
@@ -69,7 +69,7 @@ def attack_captured(
     model = models.build(model_name, classes=protocol.classes, channels=channels, size=height)
     known = None if labels is None else torch.tensor(_numbers("labels", labels, int))
     attack = part.build()
-    prepare_folder(out)
+    Store(out).prepare()
     with watch(attack_name) as progress:
         if len(updates) == 1:
             found = attack.run(

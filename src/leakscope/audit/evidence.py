@@ -118,7 +118,8 @@ class Evidence:
     recipe: str = ""
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of what numbers depend on besides what was asked for."""
     return {
         "leakscope": leakscope.__version__,
         "Python": platform.python_version(),
@@ -127,7 +128,8 @@ def _versions() -> dict[str, str]:
     }
 
 
-def _now() -> str:
+def now() -> str:
+    """Date and time, ISO 8601."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
@@ -149,6 +151,8 @@ class Provenance:
         data: name of the data set, or an empty string.
         class_names: of the labels, may be empty.
         configurations: the ways in which clients trained, in order; one if nothing varies.
+        planned: how many attacks on clients there are to be, if some are not among the evidence.
+        failures: why attacks failed, a line each.
         versions: of what the numbers depend on besides the scenario.
         date: when, ISO 8601.
     """
@@ -161,5 +165,7 @@ class Provenance:
     data: str = ""
     class_names: tuple[str, ...] = ()
     configurations: tuple[Configuration, ...] = (Configuration(),)
-    versions: dict[str, str] = field(default_factory=_versions)
-    date: str = field(default_factory=_now)
+    planned: int | None = None
+    failures: tuple[str, ...] = ()
+    versions: dict[str, str] = field(default_factory=versions)
+    date: str = field(default_factory=now)

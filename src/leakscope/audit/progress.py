@@ -1,33 +1,35 @@
-"""The progress bar: what is being done, how far it is, how well it matches, how long it takes."""
+"""What a person sees while work goes on: bars on a terminal, nothing elsewhere."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import TracebackType
+from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from leakscope.attack.solver import Progress as OnProgress
-from leakscope.audit.stage import Watch
+from leakscope.audit.trial import Job, Outcome
 
 SECONDS_BETWEEN_LINES = 0.1
+
+Watch = Callable[[str], AbstractContextManager[OnProgress | None]]
+"""Announces a piece of work by its name and gives the callback that follows it."""
+
+
+def unwatched(work: str) -> AbstractContextManager[OnProgress | None]:
+    """Follows nothing."""
+    return nullcontext()
 
 
 @contextmanager
 def watching() -> Iterator[Watch]:
-    """A :data:`~leakscope.audit.stage.Watch`: bars on a terminal, nothing elsewhere."""
-    bars = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=14),
-        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-        TextColumn("{task.fields[match]}"),
-        TimeRemainingColumn(elapsed_when_finished=True),
-        console=Console(stderr=True),
-        disable=not Console(stderr=True).is_terminal,
-    )
+    """A :data:`Watch` for one thing at a time."""
+    bars = _bars(TextColumn("{task.completed:.0f}/{task.total:.0f}"))
 
     @contextmanager
     def watch(work: str) -> Iterator[OnProgress | None]:
@@ -46,3 +48,102 @@ def watching() -> Iterator[Watch]:
 
     with bars:
         yield watch
+
+
+class Board:
+    """Follows many trials: how many are done, what is under way, how long it will take."""
+
+    def __init__(self) -> None:
+        self._bars = _bars(TextColumn("{task.percentage:3.0f} %"), transient=True)
+        self._running: dict[str, TaskID] = {}
+        self._done = self._failed = self._before = self._count = 0
+        self._left: float | None = None
+        self._psnr: list[float] = []
+        self._began = time.monotonic()
+        self._whole: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bars.stop()
+
+    def expect(self, count: int, finished: int) -> None:
+        """There are ``count`` trials, of which some are finished."""
+        self._count, self._before, self._began = count, finished, time.monotonic()
+        self._whole = self._bars.add_task("", total=count, completed=finished, match="")
+        self._show()
+
+    def estimate(self, seconds: float | None) -> None:
+        """So much time is left, about."""
+        self._left = None if seconds is None else time.monotonic() + seconds
+
+    def follow(self, job: Job, share: float, match: float | None) -> None:
+        """A trial is under way."""
+        name = job.trial.id
+        if name not in self._running:
+            self._running[name] = self._bars.add_task(f"  {job.trial.words}", total=1, match="")
+            self._show()
+        text = "" if match is None else f"match {match:.4f}"
+        self._bars.update(self._running[name], completed=share, match=text)
+
+    def pause(self, job: Job) -> None:
+        """A trial is not under way any more."""
+        task = self._running.pop(job.trial.id, None)
+        if task is not None:
+            self._bars.remove_task(task)
+
+    def finish(self, job: Job, outcome: Outcome) -> None:
+        """A trial is over."""
+        self.pause(job)
+        self._done += outcome.state == "done"
+        self._failed += outcome.state == "failed"
+        if job.trial.kind == "attack" and outcome.psnr:
+            known = [*self._psnr, *outcome.psnr]
+            self._psnr = [min(known), max(known)]
+        self._show()
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._bars.console.print(text, style="yellow", highlight=False)
+
+    def _show(self) -> None:
+        if self._whole is None:
+            return
+        minutes = (time.monotonic() - self._began) / 60
+        over = self._before + self._done + self._failed
+        words = [f"{self._before + self._done}/{self._count} done", f"{len(self._running)} running"]
+        words += [f"{self._failed} failed"] if self._failed else []
+        words += [f"{self._done / minutes:.1f} a minute"] if self._done else []
+        if self._left is not None:
+            words.append(f"{duration(max(0.0, self._left - time.monotonic()))} left")
+        if self._psnr:
+            words.append(f"images from {self._psnr[0]:.1f} to {self._psnr[1]:.1f} dB")
+        self._bars.update(self._whole, completed=over, description=", ".join(words))
+
+
+def duration(seconds: float) -> str:
+    """Such as ``40 s``, ``12 min`` or ``3.5 h``."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _bars(share: TextColumn, transient: bool = False) -> Progress:
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=14),
+        share,
+        TextColumn("{task.fields[match]}"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        console=console,
+        disable=not console.is_terminal,
+        transient=transient,
+    )

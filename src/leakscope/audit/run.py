@@ -2,49 +2,51 @@
 
 from __future__ import annotations
 
-import functools
-import tempfile
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+import json
 from pathlib import Path
 
-from leakscope import data
-from leakscope.attack.solver import Progress
-from leakscope.audit.evidence import Configuration, Evidence, Provenance, count_parameters
-from leakscope.audit.scenario import Protection, Scenario
-from leakscope.audit.stage import Stage, Watch
-from leakscope.audit.utility import check_utility, configuration, measured_utility
+from leakscope.audit.collect import collect
+from leakscope.audit.evidence import Evidence, Provenance
+from leakscope.audit.plan import Settings, distinct, plan, written
+from leakscope.audit.progress import Board, Watch, unwatched
+from leakscope.audit.scenario import Scenario
+from leakscope.audit.stage import Stage
+from leakscope.audit.store import Store
+from leakscope.audit.sweep import Means, sweep
+from leakscope.audit.trial import forget
 from leakscope.errors import LeakscopeError
-from leakscope.measure import Lpips
 
-
-def unwatched(work: str) -> AbstractContextManager[Progress | None]:
-    """Follows nothing."""
-    return nullcontext()
+RUN, PLAN = "run.json", "plan.jsonl"
+"""What an audit leaves beside its trials: what was asked for, and which trials that takes."""
 
 
 def run(
-    scenario: Scenario, out: Path, watch: Watch = unwatched, command: str = ""
+    scenario: Scenario,
+    out: str | Path,
+    means: Means | None = None,
+    watch: Watch = unwatched,
+    command: str = "",
 ) -> tuple[list[Evidence], Provenance]:
     """Run all attacks on all clients of ``scenario`` and leave everything in ``out``.
 
     What an earlier run of the same scenario finished is read back; an attack that was cut off
-    goes on from its last checkpoint.
+    goes on from its last checkpoint. Several processes may work on the same folder.
 
     Args:
         scenario: what to do.
-        out: folder for the results.
-        watch: follows the work.
+        out: folder, or URL that fsspec can open, for the results.
+        means: how; in this process by default.
+        watch: follows training that comes before.
         command: for the report.
     """
-    return run_settings(scenario, scenario.settings(), out, watch, command)
+    return run_settings(scenario, scenario.settings(), out, means, watch, command)
 
 
 def run_settings(
     scenario: Scenario,
-    settings: Sequence[tuple[str, Scenario]],
-    out: Path,
+    settings: Settings,
+    out: str | Path,
+    means: Means | None = None,
     watch: Watch = unwatched,
     command: str = "",
 ) -> tuple[list[Evidence], Provenance]:
@@ -53,69 +55,47 @@ def run_settings(
     Args:
         scenario: what they derive from, for the record.
         settings: scenarios with nothing left to vary, each with what it is called.
-        out: folder for the results.
-        watch: follows the work.
+        out: folder or URL for the results.
+        means: how; in this process by default.
+        watch: follows training that comes before.
         command: for the report.
     """
-    lpips = None if scenario.lpips is None else Lpips.load(scenario.lpips)
-    load = functools.cache(data.load)  # settings that differ otherwise share their images
-    stages = [Stage.of(setting, single, out, watch, lpips, load) for setting, single in settings]
-    for stage in stages:
-        if stage.scenario.utility is not None:
-            check_utility(stage, stage.scenario.utility)
-    prepare_folder(out)
-    (out / "scenario.yaml").write_text(scenario.dump(), encoding="utf-8")
-    pairs = [(stage, protection) for stage in stages for protection in stage.scenario.defences]
-    evidence: list[Evidence] = []
-    configurations = []
-    for stage, protection in pairs:
-        found, row = _configured(stage, protection, straight=len(pairs) == 1)
-        evidence += found
-        configurations.append(row)
-    names = {stage.dataset.class_names for stage in stages}
-    return evidence, Provenance(
-        title=scenario.name,
-        command=command,
-        model=_each(stage.scenario.model.name for stage in stages),
-        parameters=count_parameters(stages[0].network),
-        scenario=scenario.dump(),
-        data=_each(stage.scenario.data.source for stage in stages),
-        class_names=names.pop() if len(names) == 1 else (),
-        configurations=tuple(configurations),
-    )
+    forget()
+    rows, store = plan(settings), Store(out)
+    store.prepare()
+    content = {
+        "scenario": scenario.model_dump(mode="json"),
+        "settings": [[name, each.model_dump(mode="json")] for name, each in settings],
+        "command": command,
+    }
+    store.write(RUN, json.dumps(content))
+    store.write(PLAN, written(rows))
+    store.write("scenario.yaml", scenario.dump())
+    _train(settings, watch)
+    with Board() as board:
+        sweep(store, distinct(rows), means or Means(), board)
+    evidence, provenance = collect(rows, store, scenario, command)
+    if provenance.planned is None:
+        store.tidy()
+    return evidence, provenance
 
 
-def _configured(
-    stage: Stage, protection: Protection, straight: bool
-) -> tuple[list[Evidence], Configuration]:
-    """All attacks on all clients of one configuration."""
-    part = stage.scenario.utility
-    utility = None if part is None else measured_utility(stage, protection, part)
-    evidence, row = [], None
-    for victims in stage.victims(stage.network, protection):
-        update = stage.update(victims, protection)
-        if row is None:
-            client = victims.clients[0]
-            own = update if len(victims.clients) == 1 else stage.sent(client)
-            row = configuration(stage, protection, client, own, utility)
-        path = stage.straightness(victims, protection) if straight else None
-        for attack in stage.scenario.attacks:
-            trial = stage.trial(attack, victims, update, row.label)
-            evidence.append(replace(trial, straightness=path))
-    assert row is not None
-    return evidence, row
-
-
-def prepare_folder(out: Path) -> None:
-    """Make ``out`` and check that it can be written to, before any work starts."""
+def read_back(out: str | Path) -> tuple[list[Evidence], Provenance]:
+    """What an audit has found so far, whether or not it still runs."""
+    forget()
+    store = Store(out)
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
-            pass
-    except OSError as error:
-        raise LeakscopeError(f"cannot write to {out}: {error.strerror}") from None
+        content = json.loads(store.text(RUN))
+        scenario = Scenario.model_validate(content["scenario"])
+        settings = [(name, Scenario.model_validate(each)) for name, each in content["settings"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise LeakscopeError(f"{out} has no {RUN}: give the folder of an audit") from None
+    return collect(plan(settings), store, scenario, content["command"])
 
 
-def _each(names: Iterable[str]) -> str:
-    """All different names, in order."""
-    return ", ".join(dict.fromkeys(names))
+def _train(settings: Settings, watch: Watch) -> None:
+    """Networks that are trained first: once, before many processes want them."""
+    for _, scenario in settings:
+        if scenario.federation is not None:
+            with watch("federated rounds") as progress:
+                Stage.of(scenario).network(progress)

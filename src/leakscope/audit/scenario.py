@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from leakscope import data, models
+from leakscope.attack.compiling import Compiling
 from leakscope.attack.papers import RECIPES, Runnable
 from leakscope.audit.complaints import complaints
 from leakscope.data.constants import CONSTANTS
@@ -292,6 +293,8 @@ class Scenario(_Part):
         name: title of the report.
         seed: decides which images the clients get, their order, and every attack's start.
         device: where to compute: ``cpu``, ``cuda``, ``mps``.
+        compiling: whether to compile the steps of attacks: ``never``, ``always``, or ``auto`` when
+            that is expected to save time. The clock decides, so last bits may vary between runs.
         model: the network that clients receive.
         data: the images they hold.
         client: the clients under attack.
@@ -307,6 +310,7 @@ class Scenario(_Part):
     name: str = "audit"
     seed: Seed = 0
     device: str = "cpu"
+    compiling: Compiling = "never"
     model: ModelPart = ModelPart()
     data: DataPart = DataPart()
     client: ClientPart = ClientPart()

@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
+from collections.abc import Callable
 
 import torch
-from pydantic import ValidationError
 from torch import nn
 
-import leakscope
 from leakscope.audit.evidence import Configuration, Utility
 from leakscope.audit.scenario import Protection, UtilityPart
-from leakscope.audit.stage import Stage, training, without_match
+from leakscope.audit.stage import Stage, training
 from leakscope.data import Dataset
 from leakscope.errors import LeakscopeError
-from leakscope.federated import Client, federate, sent_bytes
-from leakscope.federated.local import behaviour, normalized
-from leakscope.update import Update, digest
+from leakscope.federated import Client, federate
+from leakscope.federated.local import normalized
+
+Follow = Callable[[int, int], None]
+"""Called with (done, total) rounds of training."""
 
 
 def configuration(
-    stage: Stage, protection: Protection, client: Client, update: Update, utility: Utility | None
+    stage: Stage,
+    setting: str,
+    protection: Protection,
+    client: Client,
+    bytes_sent: int,
+    utility: Utility | None,
 ) -> Configuration:
     """What distinguishes one row of an audit.
 
     Args:
         stage: the setting.
+        setting: what its varied values are called.
         protection: what its clients do against leakage.
         client: one of them.
-        update: what it sends.
+        bytes_sent: by it.
         utility: what can be learned from such clients, if that was measured.
     """
     defences = client.defences
@@ -38,7 +44,7 @@ def configuration(
     names = [part.name for part in protection.parts]
     aware = any(attack.aware for attack in stage.scenario.attacks)
     return Configuration(
-        setting=stage.setting,
+        setting=setting,
         defence=protection.label,
         parts=tuple(names),
         known=tuple(defence.known for defence in defences),
@@ -48,54 +54,45 @@ def configuration(
             for name, each in zip(names, defences, strict=True)
             if not (each.adaptive and aware)
         ),
-        bytes_sent=sent_bytes(update),
+        bytes_sent=bytes_sent,
         guarantee=next((each for each in proven if each is not None), None),
         rounds=rounds,
         utility=utility,
     )
 
 
-def measured_utility(stage: Stage, protection: Protection, part: UtilityPart) -> Utility:
+def measured_utility(
+    stage: Stage, protection: Protection, part: UtilityPart, follow: Follow | None = None
+) -> Utility:
     """Accuracy of a network trained by clients of this configuration, on images none of them had.
 
     It starts afresh, even where the attacked clients join later: by then the network has seen all
-    images. From disk if it was measured before.
+    images.
     """
     # Adding up updates in secret changes nothing about their sum.
     defences = tuple(each for each in protection.build() if each.clients == 1)
     pool, scenario = stage.pool, stage.scenario
-    network = behaviour(stage.fresh_network, pool.shape)
-    known = {"images": pool.images, "labels": pool.labels}
-    what = f"{leakscope.__version__} {network} {part!r} {scenario.client!r} {defences!r}"
-    path = stage.out / "utility" / f"{digest(known, f'{what} {scenario.seed}')[:12]}.json"
-    with contextlib.suppress(OSError, ValidationError):  # not there, or damaged: train again
-        return Utility.model_validate_json(path.read_bytes())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    began = time.perf_counter()
-    name = protection.label if not stage.setting else f"{stage.setting}; {protection.label}"
-    with stage.watch(f"accuracy, {name}") as progress:
-        follow = without_match(progress)
-        accuracies = []
-        for repeat in range(part.seeds):
-            seed = scenario.seed + repeat
+    began, accuracies = time.perf_counter(), []
+    for repeat in range(part.seeds):
+        seed = scenario.seed + repeat
 
-            def on_round(done: int, total: int, repeat: int = repeat) -> None:
-                if follow is not None:
-                    follow(repeat * total + done, part.seeds * total)
+        def on_round(done: int, total: int, repeat: int = repeat) -> None:
+            if follow is not None:
+                follow(repeat * total + done, part.seeds * total)
 
-            test, clients = _shared_out(pool, part, scenario.client.examples, seed)
-            model = federate(
-                stage.fresh_network,
-                [(each.images, each.labels) for each in clients],
-                rounds=part.rounds,
-                seed=seed,
-                on_round=on_round,
-                defences=defences,
-                **training(scenario.client),
-            )
-            accuracies.append(_accuracy(model, test, stage))
+        test, clients = _shared_out(pool, part, scenario.client.examples, seed)
+        model = federate(
+            stage.fresh_network,
+            [(each.images, each.labels) for each in clients],
+            rounds=part.rounds,
+            seed=seed,
+            on_round=on_round,
+            defences=defences,
+            **training(scenario.client),
+        )
+        accuracies.append(_accuracy(model, test, stage))
     counts = torch.bincount(pool.labels)
-    found = Utility(
+    return Utility(
         accuracy=accuracies,
         chance=(counts.max() / counts.sum()).item(),
         test_images=len(test),
@@ -103,8 +100,6 @@ def measured_utility(stage: Stage, protection: Protection, part: UtilityPart) ->
         clients=len(clients),
         seconds=time.perf_counter() - began,
     )
-    path.write_text(found.model_dump_json(indent=2), encoding="utf-8")
-    return found
 
 
 def check_utility(stage: Stage, part: UtilityPart) -> None:

@@ -1,10 +1,8 @@
-"""How long trials will take, tried out on their first iterations, and what fits a budget."""
+"""How long trials will take, tried out on their first iterations."""
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -14,7 +12,6 @@ from leakscope.attack.attack import Attack
 from leakscope.attack.solver import Progress
 from leakscope.bench.table import Row
 from leakscope.bench.trial import KINDS, Job, build
-from leakscope.errors import LeakscopeError
 
 ITERATIONS = 3
 SECONDS_ENOUGH = 10.0
@@ -22,8 +19,6 @@ SECONDS_ENOUGH = 10.0
 
 SECONDS_AT_MOST = 300.0
 """A probe whose iteration (or round of training) takes longer is given up."""
-
-_UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 @dataclass(frozen=True)
@@ -92,44 +87,3 @@ def probe(job: Job, on_progress: Progress) -> Estimate | None:
         return None
     took = time.perf_counter() - began
     return Estimate(max(0.0, took - sum(pauses)), min(pauses) * total / ITERATIONS)
-
-
-def parse_budget(text: str) -> float:
-    """Seconds of a duration such as ``90s``, ``20m`` or ``1.5h``."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
-    if match is None or float(match[1]) == 0:
-        raise LeakscopeError(f"--budget {text!r}: write it as 90s, 20m or 2h")
-    return float(match[1]) * _UNITS[match[2]]
-
-
-def fit(
-    jobs: Sequence[Job],
-    seconds: Mapping[str, float],
-    budget: float,
-) -> list[Job]:
-    """The jobs that fit, and in which order.
-
-    Whole repeats of all rows if at least one fits; else single trials, the cheapest first.
-
-    Args:
-        jobs: repeat by repeat.
-        seconds: of one trial, by the row's name.
-        budget: seconds of all processes together.
-    """
-    chosen: list[Job] = []
-    spent = 0.0
-    for repeat in sorted({job.repeat for job in jobs}):
-        whole = [job for job in jobs if job.repeat == repeat]
-        spent += sum(seconds[job.row.name] for job in whole)
-        if spent > budget:
-            break
-        chosen += whole
-    if chosen:
-        return chosen
-    spent = 0.0
-    for job in sorted(jobs, key=lambda job: (job.repeat, seconds[job.row.name])):
-        spent += seconds[job.row.name]
-        if spent > budget:
-            break
-        chosen.append(job)
-    return chosen

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import leakscope
-from leakscope.bench.store import write_whole
+from leakscope.audit.store import write_whole
 from leakscope.bench.table import Row, Table
 from leakscope.bench.trial import Outcome
 from leakscope.measure import Interval, interval

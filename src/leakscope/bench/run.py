@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,16 +12,11 @@ from typing import Any
 
 import torch
 
-from leakscope.audit.run import prepare_folder
+from leakscope.audit.crew import Crew, Here, Lost, Pool, cores
+from leakscope.audit.schedule import fit
+from leakscope.audit.store import Store as Folder
 from leakscope.bench import sources
-from leakscope.bench.estimate import (
-    SECONDS_AT_MOST,
-    Estimate,
-    alike,
-    fit,
-    probe,
-)
-from leakscope.bench.pool import Crew, Here, Lost, Pool
+from leakscope.bench.estimate import SECONDS_AT_MOST, Estimate, alike, probe
 from leakscope.bench.results import Result, collect
 from leakscope.bench.screen import Screen
 from leakscope.bench.store import Store
@@ -85,7 +79,7 @@ def run(request: Request, screen: Screen) -> list[Result]:
     for row in able:
         if row.victim is not None:
             sources.locate(request.data, row.victim.data)
-    prepare_folder(request.folder)
+    Folder(request.folder).prepare()
     store = Store(request.folder, request.data)
     jobs = _pending(store, able, request)
     if jobs:
@@ -118,7 +112,12 @@ def _do(store: Store, jobs: list[Job], request: Request, screen: Screen) -> None
         plan = jobs
         if request.budget is not None:
             left = request.budget - (monotonic() - began)
-            plan = fit(jobs, seconds, left * crew.processes)
+            plan = fit(
+                jobs,
+                left * crew.processes,
+                lambda job: seconds[job.row.name],
+                lambda job: job.repeat,
+            )
         screen.plan(estimates, jobs, plan, crew.processes)
 
         def in_time() -> Iterator[Job]:
@@ -187,15 +186,9 @@ def _results(
 def _crew(request: Request, jobs: list[Job]) -> Iterator[Crew]:
     """One process per core, unless asked otherwise; one in all where costs are measured."""
     measured = any(job.row.kind in OWN_PROCESS for job in jobs)
-    processes = request.processes or (1 if measured else min(_cores(), len(jobs)))
+    processes = request.processes or (1 if measured else min(cores(), len(jobs)))
     if processes == 1 and not measured:
         yield Here()
         return
     with Pool(processes, threads=1 if processes > 1 else torch.get_num_threads()) as pool:
         yield pool
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

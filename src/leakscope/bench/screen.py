@@ -10,6 +10,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as Grid
 from rich.text import Text
 
+from leakscope.audit.crew import Follow
+from leakscope.audit.progress import duration
 from leakscope.bench.estimate import Estimate
 from leakscope.bench.results import COLUMNS, METRICS, Result, lines, metrics_of, remarks
 from leakscope.bench.table import Row, Table
@@ -70,7 +72,7 @@ class Screen:
     @contextmanager
     def bar(
         self, jobs: Sequence[Job], seconds: Mapping[str, float]
-    ) -> Iterator[tuple[Callable[[Job, float], None], Callable[[Job, Outcome], None]]]:
+    ) -> Iterator[tuple[Follow[Job], Callable[[Job, Outcome], None]]]:
         """A bar over all jobs: a function that follows one and a function that ends one.
 
         Args:
@@ -93,7 +95,7 @@ class Screen:
         total = sum(weight[job.row.name] for job in jobs)
         task = bars.add_task("", total=total, done=0, jobs=len(jobs), row="")
 
-        def follow(job: Job, share: float) -> None:
+        def follow(job: Job, share: float, match: float | None = None) -> None:
             shares[job.row.name, job.repeat] = share
             completed = sum(weight[name] * part for (name, _), part in shares.items())
             bars.update(task, completed=completed, done=ended, row=job.row.name)
@@ -130,10 +132,3 @@ def _console(stderr: bool) -> Console:
     if not console.is_terminal:
         console.width = 140
     return console
-
-
-def duration(seconds: float) -> str:
-    """Such as ``40 s``, ``12 min`` or ``3.5 h``."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

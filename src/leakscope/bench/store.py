@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import leakscope
+from leakscope.audit.store import write_whole
 from leakscope.bench import sources
 from leakscope.bench.table import Row
 from leakscope.bench.trial import Job, Outcome, build
@@ -70,10 +71,3 @@ class Store:
         task = (row.victim, row.recipe, row.labels_known, row.kind, row.settings, row.iterations)
         identity = repr((leakscope.__version__, sources.fingerprint(file), task, build(row)))
         return hashlib.sha256(identity.encode()).hexdigest()
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that nobody ever sees half of it."""
-    draft = path.with_name(f"{path.name}.part")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)

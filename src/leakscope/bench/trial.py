@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +12,7 @@ from leakscope.attack.distance import Cosine
 from leakscope.attack.papers import RECIPES, Runnable
 from leakscope.attack.reconstruction import Reconstruction
 from leakscope.attack.solver import Progress
+from leakscope.audit.memory import fresh_peak, peak_memory
 from leakscope.bench import epochs, text, victim
 from leakscope.bench.table import Row
 from leakscope.errors import LeakscopeError
@@ -164,23 +162,3 @@ def _score(row: Row, attacked: victim.Attacked, found: Reconstruction) -> dict[s
     if not row.labels_known:
         metrics["label_accuracy"] = measure.label_accuracy(found.labels, attacked.labels)
     return metrics
-
-
-def fresh_peak() -> int:
-    """What this process holds now, where the system can forget its earlier peak."""
-    with suppress(OSError):  # only Linux can
-        Path("/proc/self/clear_refs").write_text("5")
-    return peak_memory()
-
-
-def peak_memory() -> int:
-    """The most this process ever held, in bytes.
-
-    Linux hands the parent's peak on to a new process in ``ru_maxrss``, so its own is read there.
-    """
-    status = Path("/proc/self/status")
-    if status.exists():
-        lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
-        return int(lines["VmHWM"].split()[0]) * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from leakscope.errors import LeakscopeError
-from leakscope.update import Normalization
+from leakscope.update import Normalization, State, digest
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +46,14 @@ class Dataset:
         """(C, H, W) of one image."""
         _, channels, height, width = self.images.shape
         return channels, height, width
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of all images, labels, classes and writers."""
+        tensors: State = {"images": self.images, "labels": self.labels}
+        if self.writer is not None:
+            tensors["writer"] = self.writer
+        return digest(tensors, repr(self.class_names))
 
     def select(self, indices: Tensor | Sequence[int]) -> Dataset:
         """The examples at `indices` (int [K], any order), with all else unchanged."""

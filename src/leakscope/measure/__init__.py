@@ -1,7 +1,7 @@
 """Both sides at once: what was found, held against the truth and against proper baselines."""
 
 from leakscope.measure.baseline import signal_free
-from leakscope.measure.finding import RECOGNISABLE_DB, Finding, Scores, measure
+from leakscope.measure.finding import RECOGNISABLE_DB, Finding, Scores, measure, score
 from leakscope.measure.identity import Identification, reidentify
 from leakscope.measure.image import ImageScores, check_measurable, images, label_accuracy
 from leakscope.measure.lpips import Lpips
@@ -27,6 +27,7 @@ __all__ = [
     "matching_rate",
     "measure",
     "reidentify",
+    "score",
     "sentences",
     "share",
     "signal_free",

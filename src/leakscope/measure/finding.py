@@ -62,6 +62,39 @@ class Finding(BaseModel):
     chance: float
 
 
+def score(
+    found: Reconstruction,
+    truth: Tensor,
+    labels: Tensor,
+    pool: Tensor,
+    pool_labels: Tensor,
+    lpips: Lpips | None = None,
+) -> tuple[Scores, float]:
+    """Hold a reconstruction against the truth; also the re-identification rate of a blind guess.
+
+    Args:
+        found: what an attack found.
+        truth: the client's images, [N, C, H, W] in [0, 1].
+        labels: their classes, [N].
+        pool: images the client did not have, for the line-ups, [M, C, H, W].
+        pool_labels: their classes, [M].
+        lpips: decides who is paired and who is nearest, in place of the squared error.
+    """
+    scores = images(found.images, truth, lpips)
+    paired = found.images[scores.pairs]
+    line_ups = reidentify(paired, truth, labels, pool, pool_labels, lpips)
+    numbers = Scores(
+        pairs=scores.pairs.tolist(),
+        psnr=scores.psnr.tolist(),
+        ssim=scores.ssim.tolist(),
+        mse=scores.mse.tolist(),
+        reidentified=line_ups.hits.tolist(),
+        label_accuracy=label_accuracy(found.labels, labels),
+        lpips=None if scores.lpips is None else scores.lpips.tolist(),
+    )
+    return numbers, line_ups.chance
+
+
 def measure(
     found: Reconstruction,
     baseline: Reconstruction,
@@ -71,32 +104,7 @@ def measure(
     pool_labels: Tensor,
     lpips: Lpips | None = None,
 ) -> Finding:
-    """Hold a reconstruction and its no-update baseline against the truth.
-
-    Args:
-        found: what the attack found.
-        baseline: what it found on a signal-free update.
-        truth: the client's images, [N, C, H, W] in [0, 1].
-        labels: their classes, [N].
-        pool: images the client did not have, for the line-ups, [M, C, H, W].
-        pool_labels: their classes, [M].
-        lpips: decides who is paired and who is nearest, in place of the squared error.
-    """
-
-    def score(side: Reconstruction) -> tuple[Scores, float]:
-        scores = images(side.images, truth, lpips)
-        paired = side.images[scores.pairs]
-        line_ups = reidentify(paired, truth, labels, pool, pool_labels, lpips)
-        numbers = Scores(
-            pairs=scores.pairs.tolist(),
-            psnr=scores.psnr.tolist(),
-            ssim=scores.ssim.tolist(),
-            mse=scores.mse.tolist(),
-            reidentified=line_ups.hits.tolist(),
-            label_accuracy=label_accuracy(side.labels, labels),
-            lpips=None if scores.lpips is None else scores.lpips.tolist(),
-        )
-        return numbers, line_ups.chance
-
-    scores, chance = score(found)
-    return Finding(scores=scores, baseline=score(baseline)[0], chance=chance)
+    """Hold a reconstruction and its no-update baseline against the truth; see :func:`score`."""
+    scores, chance = score(found, truth, labels, pool, pool_labels, lpips)
+    nothing, _ = score(baseline, truth, labels, pool, pool_labels, lpips)
+    return Finding(scores=scores, baseline=nothing, chance=chance)

@@ -10,12 +10,12 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from leakscope.audit.evidence import Evidence, Provenance
+from leakscope.audit.store import write_whole
 from leakscope.measure import RECOGNISABLE_DB
 from leakscope.report import charts
 from leakscope.report.advice import IGNORED
 from leakscope.report.assumptions import facts, knowledge, plain_clients
 from leakscope.report.costs import percent, promise, scope, size
-from leakscope.report.files import write_whole
 from leakscope.report.frontier import frontier, points
 from leakscope.report.gallery import Exhibit, clearest, exhibits, few, same_image
 from leakscope.report.grouping import AttackEvidence, Group, strongest_first
@@ -83,9 +83,9 @@ def render(evidence: Sequence[Evidence], provenance: Provenance) -> str:
     )
 
 
-def write(evidence: Sequence[Evidence], provenance: Provenance, path: Path) -> None:
-    """Write the report to ``path``, whole or not at all."""
-    write_whole(render(evidence, provenance), path)
+def write(evidence: Sequence[Evidence], provenance: Provenance, path: str | Path) -> None:
+    """Write the report to a file or URL, whole or not at all."""
+    write_whole(path, render(evidence, provenance))
 
 
 def _facts(

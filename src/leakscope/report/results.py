@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from leakscope.audit.complaints import complaints
 from leakscope.audit.evidence import Configuration, Evidence, Provenance, Utility
+from leakscope.audit.store import write_whole
 from leakscope.errors import LeakscopeError
 from leakscope.measure import Finding, Interval, Scores, share
 from leakscope.report.advice import Judged
-from leakscope.report.files import write_whole
 from leakscope.report.grouping import AttackEvidence
 from leakscope.report.summary import summary
 from leakscope.report.verdict import Level
@@ -278,11 +278,11 @@ class Results(_Model):
             raise LeakscopeError(f"{path}: {complaints(error, cls)[0]}") from None
 
 
-def write(evidence: Sequence[Evidence], provenance: Provenance, folder: Path) -> Results:
-    """Leave ``results.json`` and ``results.csv`` in ``folder``, each whole or not at all."""
+def write(evidence: Sequence[Evidence], provenance: Provenance, out: str | Path) -> Results:
+    """Leave ``results.json`` and ``results.csv`` in a folder or at a URL, each whole or not."""
     results = Results.of(evidence, provenance)
-    write_whole(results.model_dump_json(indent=1) + "\n", folder / FILE)
-    write_whole(table(results), folder / TABLE)
+    write_whole(f"{out}/{FILE}", results.model_dump_json(indent=1) + "\n")
+    write_whole(f"{out}/{TABLE}", table(results))
     return results
 
 

@@ -30,8 +30,16 @@ J = TypeVar("J")
 R = TypeVar("R")
 
 Work = Callable[[J, Progress], R]
-Follow = Callable[[J, float], None]
-"""Called with a job and the share of it that is done."""
+Follow = Callable[[J, float, float | None], None]
+"""Called with a job, the share of it that is done, and how well it matches, if that is known."""
+
+
+Weigh = Callable[[J], int]
+
+
+def nothing(job: object) -> int:
+    """Weighs nothing."""
+    return 0
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,13 @@ class Lost:
     """
 
     reason: str
+
+
+def cores() -> int:
+    """How many this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class Crew(Protocol):
@@ -58,15 +73,18 @@ class Crew(Protocol):
         *,
         limit: float = math.inf,
         alone: bool = False,
+        weigh: Weigh[J] = nothing,
     ) -> Generator[tuple[J, R | Lost], None, None]:
         """Each job and its result, in the order in which they finish.
 
         Args:
             work: a function that a new process can import.
-            jobs: taken one by one as there is room for them.
+            jobs: taken one by one as there is room for them; whoever reads the results may add
+                more, as long as some are under way.
             follow: follows them.
             limit: seconds without news after which a job is given up, where that is possible.
             alone: whether each needs a process that did and will do nothing else.
+            weigh: bytes that a job needs; it waits until they are free.
         """
         ...
 
@@ -84,12 +102,17 @@ class Here:
         *,
         limit: float = math.inf,
         alone: bool = False,
+        weigh: Weigh[J] = nothing,
     ) -> Generator[tuple[J, R | Lost], None, None]:
         """Each job and its result; see :class:`Crew`."""
         for job in jobs:
+            shown = -math.inf
 
             def report(done: int, total: int, match: Tensor | None, job: J = job) -> None:
-                follow(job, done / total)
+                nonlocal shown
+                if time.monotonic() - shown >= SECONDS_BETWEEN_REPORTS:
+                    shown = time.monotonic()
+                    follow(job, done / total, None if match is None else match.item())
 
             yield job, work(job, report)
 
@@ -108,11 +131,13 @@ class Pool:
     Args:
         processes: how many at a time.
         threads: of torch, in each.
+        room: bytes of memory that they may take together.
     """
 
-    def __init__(self, processes: int, threads: int) -> None:
+    def __init__(self, processes: int, threads: int, room: float = math.inf) -> None:
         self.processes = processes
         self._threads = threads
+        self._room = room
         self._context = get_context("spawn")
         self._stop = self._context.Event()
         self._busy: list[_Worker] = []
@@ -133,11 +158,19 @@ class Pool:
         *,
         limit: float = math.inf,
         alone: bool = False,
+        weigh: Weigh[J] = nothing,
     ) -> Generator[tuple[J, R | Lost], None, None]:
         """Each job and its result; see :class:`Crew`."""
-        waiting = iter(jobs)
+        waiting, heavy = iter(jobs), list[J]()
         while True:
-            while len(self._busy) < self.processes and (job := next(waiting, None)) is not None:
+            while len(self._busy) < self.processes:
+                job = heavy.pop() if heavy else next(waiting, None)
+                if job is None:
+                    break
+                taken = sum(weigh(worker.job) for worker in self._busy)
+                if self._busy and taken + weigh(job) > self._room:
+                    heavy.append(job)
+                    break
                 self._assign(work, job, alone)
             if not self._busy:
                 return
@@ -173,11 +206,11 @@ def _news(worker: _Worker, follow: Follow[Any], limit: float) -> tuple[Any] | No
     """The result in a tuple once there is one; shares done are handed on."""
     try:
         while worker.connection.poll():
-            share, result = worker.connection.recv()
+            share, news = worker.connection.recv()
             if share is None:
-                return (result,)
+                return (news,)
             worker.since = time.monotonic()
-            follow(worker.job, share)
+            follow(worker.job, share, news)
     except (EOFError, ConnectionError):
         return (Lost("its process died, perhaps for want of memory"),)
     if time.monotonic() - worker.since > limit:
@@ -217,7 +250,7 @@ def _serve(connection: Connection[Any, Any], stop: Event, threads: int) -> None:
             raise KeyboardInterrupt
         if time.monotonic() - reported >= SECONDS_BETWEEN_REPORTS:
             reported = time.monotonic()
-            connection.send((done / total, None))
+            connection.send((done / total, None if match is None else match.item()))
 
     with suppress(KeyboardInterrupt, EOFError, OSError):
         while True:

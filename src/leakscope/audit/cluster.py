@@ -1,0 +1,106 @@
+"""Work spread over many machines by Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Generator, Iterable
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from leakscope.audit.crew import Follow, J, Lost, R, Weigh, Work, nothing
+from leakscope.errors import LeakscopeError
+
+SECONDS_BETWEEN_LOOKS = 0.5
+
+
+class Cluster:
+    """A Ray cluster; every machine must reach the results, and have leakscope and the data.
+
+    Args:
+        address: of the cluster, as ``10.0.0.1:6379`` or ``auto``; ``local`` starts one here.
+        threads: of torch, for each trial.
+    """
+
+    def __init__(self, address: str, threads: int) -> None:
+        try:
+            import ray
+        except ImportError:
+            raise LeakscopeError(
+                "--ray needs the package ray: pip install 'leakscope[ray]'"
+            ) from None
+        self._ray: Any = ray
+        self._threads = threads
+        try:
+            ray.init(
+                address=None if address == "local" else address,
+                include_dashboard=False if address == "local" else None,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise LeakscopeError(f"--ray {address}: no cluster there: {reason}") from None
+        self.processes = max(1, int(self._ray.cluster_resources().get("CPU", 1)) // threads)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._ray.shutdown()
+
+    def do(
+        self,
+        work: Work[J, R],
+        jobs: Iterable[J],
+        follow: Follow[J],
+        *,
+        limit: float = math.inf,
+        alone: bool = False,
+        weigh: Weigh[J] = nothing,
+    ) -> Generator[tuple[J, R | Lost], None, None]:
+        """Each job and its result; see :class:`~leakscope.audit.crew.Crew`.
+
+        Ray itself finds a machine with a free core and enough memory, and notices lost ones.
+        """
+        ray = self._ray
+        task = ray.remote(num_cpus=self._threads, max_retries=0)(_serve)
+        waiting, running = iter(jobs), dict[Any, J]()
+        try:
+            while True:
+                while len(running) < self.processes and (job := next(waiting, None)) is not None:
+                    place = task.options(memory=weigh(job) or None)
+                    running[place.remote(work, job, self._threads)] = job
+                    follow(job, 0.0, None)
+                if not running:
+                    return
+                for done in ray.wait(list(running), timeout=SECONDS_BETWEEN_LOOKS)[0]:
+                    yield running.pop(done), self._result(done)
+        finally:
+            for left in running:
+                with contextlib.suppress(Exception):  # whatever happens to what nobody waits for
+                    ray.cancel(left, force=True)
+
+    def _result(self, done: Any) -> Any:
+        try:
+            return self._ray.get(done)
+        except self._ray.exceptions.RayError as error:
+            return Lost(f"its worker was lost ({type(error).__name__})")
+
+
+def _serve(work: Work[J, R], job: J, threads: int) -> R:
+    torch.set_num_threads(threads)
+
+    def silent(done: int, total: int, match: Tensor | None) -> None:
+        pass
+
+    return work(job, silent)

@@ -1,0 +1,209 @@
+"""Does all trials that are missing, on whatever crew, and loses none."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+
+from leakscope.audit.cluster import Cluster
+from leakscope.audit.crew import Crew, Here, Lost, Pool, cores
+from leakscope.audit.memory import available
+from leakscope.audit.progress import Board
+from leakscope.audit.schedule import Cost, alike, ordered, probe
+from leakscope.audit.store import Store
+from leakscope.audit.trial import Job, Outcome, Trial, keep_failure, load_result, perform
+from leakscope.errors import StorageError, require
+
+ATTEMPTS = 3
+"""How often a trial is begun whose process dies; one that fails by itself is not tried again."""
+
+SPARE = 0.9
+"""Share of the free memory that trials may take."""
+
+PAUSE = 0.5
+"""Seconds between two looks at trials that another process does."""
+
+
+@dataclass(frozen=True)
+class Means:
+    """How the work is done; the results do not depend on it.
+
+    Attributes:
+        processes: at a time; one is this process.
+        threads: of torch in each; by default as many as there are cores for every trial.
+        ray: address of a Ray cluster, or ``local``, instead of processes.
+        budget: seconds after which no trial is begun.
+    """
+
+    processes: int = 1
+    threads: int | None = None
+    ray: str | None = None
+    budget: float | None = None
+
+    def __post_init__(self) -> None:
+        require("processes", self.processes, least=1)
+        if self.threads is not None:
+            require("threads", self.threads, least=1)
+
+
+def sweep(store: Store, trials: Sequence[Trial], means: Means, board: Board) -> None:
+    """Do those of ``trials`` that the store does not have; what is damaged there is done again."""
+    deadline = None if means.budget is None else time.monotonic() + means.budget
+    missing = _missing(store, trials)
+    board.expect(len(trials), len(trials) - len(missing))
+    if not missing:
+        return
+    # Decided by the whole plan, not by what is left of it: bits depend on the number of threads.
+    threads = means.threads or max(1, cores() // len(trials))
+    room = int(SPARE * available())
+    with _crew(means, threads, min(len(missing), means.processes), room) as crew:
+        work = _Sweep(store, crew, board, room)
+        work.begin(trials, missing, hurry=deadline is not None)
+        left = None if deadline is None else (deadline - time.monotonic()) * crew.processes
+        work.finish(left, deadline)
+
+
+def _missing(store: Store, trials: Sequence[Trial]) -> list[Trial]:
+    """The trials that are not in the store, or not in one piece."""
+    there = set(store.finished())
+    for trial in trials:
+        if trial.id in there and not store.sound(trial.id):
+            store.quarantine(trial.id)
+            there.remove(trial.id)
+    return [trial for trial in trials if trial.id not in there]
+
+
+@contextmanager
+def _crew(means: Means, threads: int, processes: int, room: int) -> Iterator[Crew]:
+    if means.ray is not None:
+        with Cluster(means.ray, threads) as cluster:
+            yield cluster
+    elif processes == 1:
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            yield Here()
+        finally:
+            torch.set_num_threads(before)
+    else:
+        with Pool(processes, threads, room) as pool:
+            yield pool
+
+
+class _Sweep:
+    """The state of the work: what waits, what it costs, who has failed how often."""
+
+    def __init__(self, store: Store, crew: Crew, board: Board, room: int) -> None:
+        self.store, self.crew, self.board, self.room = store, crew, board, room
+        self.queue: deque[Job] = deque()
+        self.taken: list[Job] = []
+        self.costs: dict[str, Cost] = {}
+        self.begun: Counter[str] = Counter()
+        self.waiting: dict[str, Trial] = {}
+
+    def begin(self, trials: Sequence[Trial], missing: Sequence[Trial], hurry: bool) -> None:
+        """Find out what trials cost, from finished ones or from the beginning of one of a kind."""
+        self.waiting = {trial.id: trial for trial in missing}
+        kinds = {alike(trial): trial for trial in reversed(missing)}
+        for trial in trials:
+            if (kind := alike(trial)) in kinds and trial.id not in self.waiting:
+                known = load_result(self.store, trial.id)
+                self.costs[kind] = Cost(known.seconds, known.memory)
+                del kinds[kind]
+        if len(missing) <= self.crew.processes and not hurry:
+            return  # all start at once
+        self.queue.extend(self._job(trial) for trial in kinds.values())
+        found = self.crew.do(probe, self._jobs(None), self.board.follow, weigh=self._weight)
+        for job, result in found:
+            if isinstance(result, Cost):
+                self.costs[alike(job.trial)] = result
+                self.board.pause(job)
+            else:
+                self._handle(job, result)
+
+    def finish(self, budget: float | None, deadline: float | None) -> None:
+        """Do what is left, the longest first; with ``budget`` what fits it, by repetition."""
+        plan = ordered(list(self.waiting.values()), self.costs, budget)
+        if len(plan) < len(self.waiting):
+            self.board.say(f"{len(plan)} of {len(self.waiting)} trials fit the budget")
+        self.queue.extend(self._job(trial) for trial in plan)
+        while self.queue:
+            jobs = self._jobs(deadline)
+            for job, result in self.crew.do(perform, jobs, self.board.follow, weigh=self._weight):
+                self._handle(job, result)
+                self._foretell()
+            if deadline is not None and time.monotonic() >= deadline:
+                return
+            if self.taken:
+                time.sleep(PAUSE)
+            self.queue.extend(self.taken)
+            self.taken.clear()
+
+    def _jobs(self, deadline: float | None) -> Iterator[Job]:
+        return _Queue(self.queue, deadline)
+
+    def _handle(self, job: Job, result: Outcome | Lost) -> None:
+        """Count a job as over, or let it wait for another try."""
+        trial = job.trial
+        if isinstance(result, Lost):
+            self.begun[trial.id] += 1
+            if self.begun[trial.id] < ATTEMPTS:
+                self._again(job)
+                return
+            result = Outcome("failed", f"{result.reason}, {ATTEMPTS} times")
+            keep_failure(self.store, trial, result.error)
+        elif result.state == "unwritable":
+            raise StorageError(f"{result.error}: mend that and run the same command again")
+        elif result.state == "taken":
+            self.board.pause(job)
+            self.taken.append(job)
+            return
+        elif result.state == "short":
+            if job.memory is not None and job.memory < self.room:
+                self._again(replace(job, memory=self.room))
+                return
+            result = Outcome("failed", result.error)
+            keep_failure(self.store, trial, result.error)
+        del self.waiting[trial.id]
+        if result.state == "done":
+            self.costs.setdefault(alike(trial), Cost(result.seconds, result.memory))
+        self.board.finish(job, result)
+
+    def _again(self, job: Job) -> None:
+        self.board.pause(job)
+        self.queue.append(job)
+
+    def _job(self, trial: Trial) -> Job:
+        cost = self.costs.get(alike(trial))
+        fair = self.room // self.crew.processes
+        memory = fair if cost is None else max(fair, min(self.room, int(1.25 * cost.memory)))
+        return Job(trial, self.store.url, memory=memory)
+
+    def _weight(self, job: Job) -> int:
+        """What it is known to need, or all that it may take."""
+        cost, fair = self.costs.get(alike(job.trial)), self.room // self.crew.processes
+        if job.memory is not None and job.memory > fair:
+            return job.memory
+        return fair if cost is None else min(fair, cost.memory)
+
+    def _foretell(self) -> None:
+        known = [self.costs.get(alike(trial)) for trial in self.waiting.values()]
+        seconds = sum(cost.seconds for cost in known if cost is not None)
+        self.board.estimate(seconds / self.crew.processes)
+
+
+class _Queue(Iterator[Job]):
+    """Hands out what waits; what is added later is handed out, too."""
+
+    def __init__(self, jobs: deque[Job], deadline: float | None) -> None:
+        self.jobs, self.deadline = jobs, deadline
+
+    def __next__(self) -> Job:
+        if not self.jobs or (self.deadline is not None and time.monotonic() >= self.deadline):
+            raise StopIteration
+        return self.jobs.popleft()

@@ -1,0 +1,86 @@
+"""The trials of an audit as a table: on a terminal, or as a file for other programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from leakscope.audit.progress import duration
+from leakscope.audit.status import COLUMNS, Status
+from leakscope.audit.store import write_whole
+from leakscope.errors import LeakscopeError
+
+Format = Literal["table", "csv", "json", "parquet"]
+
+SHOWN = ("setting", "defence", "attack", "client", "recognised", "images", "psnr", "baseline_psnr")
+"""Columns that fit a terminal."""
+
+Rows = Iterable[dict[str, Any]]
+
+
+def show(rows: Rows) -> None:
+    """Print what a person wants to know."""
+    grid = Table(*(name.replace("_", " ") for name in SHOWN))
+    for row in rows:
+        cells = [row[name] for name in SHOWN]
+        grid.add_row(*(f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells))
+    Console(highlight=False, markup=False).print(grid)
+
+
+def as_csv(rows: Rows) -> str:
+    """A line per trial, under the names of the columns."""
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(COLUMNS), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
+
+
+def as_json(rows: Rows) -> str:
+    """A list of objects."""
+    return json.dumps(list(rows), indent=1) + "\n"
+
+
+def write_parquet(rows: Rows, path: Path) -> None:
+    """A Parquet file with typed columns."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise LeakscopeError(
+            "--format parquet needs the package pyarrow: pip install 'leakscope[parquet]'"
+        ) from None
+    kinds = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64()}
+    schema = pyarrow.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
+    try:
+        parquet.write_table(pyarrow.Table.from_pylist(list(rows), schema), path)
+    except OSError as error:
+        raise LeakscopeError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def write(rows: Rows, kind: Format, path: Path) -> None:
+    """Write a file of the given format."""
+    if kind == "parquet":
+        write_parquet(rows, path)
+    else:
+        write_whole(path, as_json(rows) if kind == "json" else as_csv(rows))
+
+
+def told(status: Status) -> list[str]:
+    """How far an audit is, in some lines."""
+    words = [f"{status.done} of {status.planned} trials done", f"{len(status.running)} running"]
+    words += [f"{len(status.failed)} failed"] if status.failed else []
+    if status.left:
+        words.append(f"{status.left} to do")
+    if status.seconds_left is not None:
+        words.append(f"about {duration(status.seconds_left)} left")
+    lines = [", ".join(words)]
+    lines += [f"running: {name}" for name in status.running]
+    return lines + [f"failed: {name}: {error}" for name, error in status.failed.items()]
