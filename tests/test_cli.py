@@ -93,54 +93,56 @@ def test_audit_ends_with_a_report_and_is_not_done_twice(
     assert first.out.splitlines()[-1] == f"report: {report.resolve()}"
     assert "sme" in report.read_text()
     found = sorted((desk / "out" / "trials").glob("*/*"))
-    assert [path.name for path in found] == 4 * ["finding.json", "found.safetensors"]
-    baselines = sorted((desk / "out" / "baselines").glob("*/*"))
-    assert [path.name for path in baselines] == 4 * ["found.safetensors"]
-    times = {
-        path: path.stat().st_mtime_ns for path in found + baselines if path.suffix == ".safetensors"
+    # Two attacks on two clients, the baseline of each, and the path of each client.
+    names = [path.name for path in found]
+    assert {name: names.count(name) for name in names} == {
+        "manifest.json": 10,
+        "reconstruction.safetensors": 8,
+        "result.json": 10,
+        "spec.json": 10,
     }
+    times = {path: path.stat().st_mtime_ns for path in found}
     assert leakscope("audit small.yaml --out out").code == 0
-    assert all(path.stat().st_mtime_ns == time for path, time in times.items())
-    numbers = ls.measure.Finding.model_validate_json(found[0].read_text())
-    assert len(numbers.scores.psnr) == 2
+    assert {path: path.stat().st_mtime_ns for path in found} == times
 
 
 def test_a_killed_audit_goes_on_where_it_was(desk: Path) -> None:
     scenario = SCENARIO | {
         "attacks": [
-            {"name": "ig", "options": {"iterations": 40}},
+            {"name": "ig", "options": {"iterations": 5}},
             {"name": "agic", "options": {"iterations": 100_000}},
-        ]
+        ],
     }
     (desk / "long.yaml").write_text(yaml.safe_dump(scenario))
     command = [sys.executable, "-m", "leakscope.cli", "audit", "long.yaml", "--out", "out"]
 
-    def seconds_spent(after: int = 0) -> tuple[float, int]:
+    def seconds_spent(after: int = 0, least: float = 0) -> tuple[float, int]:
         """Work in the next checkpoint written ``after`` that time, and when it was written."""
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
-            for path in desk.glob("out/trials/*-agic-*/found.checkpoint"):
+            for path in desk.glob("out/.work/agic-000-*/attack.checkpoint"):
                 written = path.stat().st_mtime_ns
                 if written > after:
                     with safe_open(path, framework="pt") as file:
-                        return float(json.loads(file.metadata()["loop"])["seconds"]), written
+                        spent = float(json.loads(file.metadata()["loop"])["seconds"])
+                    if spent >= least:
+                        return spent, written
             time.sleep(0.1)
         raise AssertionError("no checkpoint was written")
 
     with subprocess.Popen(command, cwd=desk) as first:
         try:
-            spent, written = seconds_spent()
+            spent, written = seconds_spent(least=8)
         finally:
             first.kill()
-    kept = list(desk.glob("out/trials/*-ig-*/found.safetensors"))
+    kept = list(desk.glob("out/trials/ig-0*/reconstruction.safetensors"))
     assert kept
     ls.Reconstruction.load(kept[0])
-    assert not list(desk.glob("out/trials/*-agic-*/found.safetensors"))
+    assert not list(desk.glob("out/trials/agic-*"))
     with subprocess.Popen(command, cwd=desk, stderr=subprocess.PIPE, text=True) as second:
         try:
-            # Both runs store after the same time: only one that went on has more work in it. The
-            # first also compiled the step, so that a run from the start would have less.
-            assert seconds_spent(written)[0] > spent + 5
+            # A run from the start would store after a second or two of work.
+            assert seconds_spent(written)[0] > spent
             second.send_signal(signal.SIGINT)
             _, stderr = second.communicate(timeout=20)
         finally:

@@ -314,7 +314,9 @@ def read_safetensors(path: Path) -> tuple[State, dict[str, str]]:
         )
     try:
         with safe_open(path, framework="pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
+            # Copies: what is read as a map of the file dies with it, and takes the process along.
+            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
+            return tensors, file.metadata() or {}
     except SafetensorError as error:
         raise LeakscopeError(
             f"{path} is not a whole safetensors file ({error}): was it cut off in transfer?"

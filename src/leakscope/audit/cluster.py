@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 from collections.abc import Generator, Iterable
 from types import TracebackType
 from typing import Any, Self
@@ -33,6 +34,7 @@ class Cluster:
             raise LeakscopeError(
                 "--ray needs the package ray: pip install 'leakscope[ray]'"
             ) from None
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns of it
         self._ray: Any = ray
         self._threads = threads
         try:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from leakscope.attack.solver import Progress
 
-SECONDS_TO_STOP = 1.5
+SECONDS_TO_STOP = 1.0
 """After this a process that does not stop by itself is ended."""
 
 SECONDS_BETWEEN_REPORTS = 0.2

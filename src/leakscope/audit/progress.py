@@ -102,7 +102,7 @@ class Board:
     def finish(self, job: Job, outcome: Outcome) -> None:
         """A trial is over."""
         self.pause(job)
-        self._done += outcome.state == "done"
+        self._done += outcome.state in ("done", "found")
         self._failed += outcome.state == "failed"
         if job.trial.kind == "attack" and outcome.psnr:
             known = [*self._psnr, *outcome.psnr]

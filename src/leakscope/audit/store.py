@@ -39,10 +39,9 @@ class Store:
             self.fs, self.root = fsspec.url_to_fs(str(out))
         except (ValueError, ImportError) as error:
             raise StorageError(f"cannot open {out}: {error}") from None
-        self.url = str(out)
+        self.name = str(out)
         self.folder = Path(self.root) if isinstance(self.fs, LocalFileSystem) else None
-        if self.folder is not None:
-            self.url = str(self.folder)
+        self.url = self.name if self.folder is None else str(self.folder)
         key = hashlib.sha256(self.root.encode()).hexdigest()[:16]
         self._work = cache_folder() / "work" / key if self.folder is None else self.folder / ".work"
 
@@ -209,7 +208,7 @@ class Store:
             yield
         except OSError as error:
             reason = error.strerror or str(error)
-            raise StorageError(f"cannot write to {self.url}: {reason}") from None
+            raise StorageError(f"cannot write to {self.name}: {reason}") from None
 
 
 def write_whole(path: str | Path, text: str) -> None:

@@ -51,13 +51,17 @@ class Means:
             require("threads", self.threads, least=1)
 
 
-def sweep(store: Store, trials: Sequence[Trial], means: Means, board: Board) -> None:
-    """Do those of ``trials`` that the store does not have; what is damaged there is done again."""
+def sweep(store: Store, trials: Sequence[Trial], means: Means, board: Board) -> int:
+    """Do those of ``trials`` that the store does not have; what is damaged there is done again.
+
+    Returns:
+        How many were done here, not by another process meanwhile.
+    """
     deadline = None if means.budget is None else time.monotonic() + means.budget
     missing = _missing(store, trials)
     board.expect(len(trials), len(trials) - len(missing))
     if not missing:
-        return
+        return 0
     # Decided by the whole plan, not by what is left of it: bits depend on the number of threads.
     threads = means.threads or max(1, cores() // len(trials))
     room = int(SPARE * available())
@@ -66,6 +70,7 @@ def sweep(store: Store, trials: Sequence[Trial], means: Means, board: Board) -> 
         work.begin(trials, missing, hurry=deadline is not None)
         left = None if deadline is None else (deadline - time.monotonic()) * crew.processes
         work.finish(left, deadline)
+    return work.done
 
 
 def _missing(store: Store, trials: Sequence[Trial]) -> list[Trial]:
@@ -105,6 +110,7 @@ class _Sweep:
         self.costs: dict[str, Cost] = {}
         self.begun: Counter[str] = Counter()
         self.waiting: dict[str, Trial] = {}
+        self.done = 0
 
     def begin(self, trials: Sequence[Trial], missing: Sequence[Trial], hurry: bool) -> None:
         """Find out what trials cost, from finished ones or from the beginning of one of a kind."""
@@ -170,7 +176,8 @@ class _Sweep:
             result = Outcome("failed", result.error)
             keep_failure(self.store, trial, result.error)
         del self.waiting[trial.id]
-        if result.state == "done":
+        self.done += result.state == "done"
+        if result.state in ("done", "found"):
             self.costs.setdefault(alike(trial), Cost(result.seconds, result.memory))
         self.board.finish(job, result)
 

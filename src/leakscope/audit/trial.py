@@ -132,15 +132,15 @@ class Outcome:
     """What became of a job; the result itself is in the store.
 
     Attributes:
-        state: ``short`` of memory; ``taken`` by another process; ``unwritable`` is a store that
-            takes nothing more.
+        state: ``found`` in the store, where another process left it; ``short`` of memory; ``taken``
+            by another process; ``unwritable`` is a store that takes nothing more.
         error: why it is not done.
         psnr: of every image, if there are any [dB].
         seconds: that it took.
         memory: the most that its process held, in bytes.
     """
 
-    state: Literal["done", "failed", "short", "taken", "unwritable"]
+    state: Literal["done", "found", "failed", "short", "taken", "unwritable"]
     error: str = ""
     psnr: tuple[float, ...] = ()
     seconds: float = 0.0
@@ -155,7 +155,7 @@ def perform(job: Job, progress: Progress) -> Outcome:
             if not ours:
                 return Outcome("taken")
             if store.sound(trial.id):  # somebody else has done it meanwhile
-                return _outcome(load_result(store, trial.id))
+                return replace(_outcome(load_result(store, trial.id)), state="found")
             return _outcome(_done(store, trial, progress))
     except StorageError as error:
         return Outcome("unwritable", str(error))

@@ -17,6 +17,9 @@ from leakscope.report.grouping import AttackEvidence
 SHOWN = 128
 """Longest side in CSS pixels that small images are enlarged to; two fit on a phone."""
 
+MOST_SHOWN = 200
+"""Pictures of one attack on one configuration."""
+
 MOST_LOSSLESS = 12_000_000
 """Above so many pixel values an audit of several configurations shows compressed pictures."""
 
@@ -68,21 +71,25 @@ class Exhibit:
     original: Picture | None = None
     score: Score | None = None
 
-    @property
-    def leakage(self) -> float:
-        """PSNR; equal where there is no truth, which keeps the order."""
-        return self.score.psnr if self.score else 0.0
-
 
 def exhibits(
     attack: AttackEvidence, class_names: Sequence[str], lossless: bool = True
 ) -> list[Exhibit]:
-    """Every image of one attack, the most leaked first."""
-    shown: list[Exhibit] = []
-    for run in attack.runs:
-        make = _alone if run.finding is None else _pairs
-        shown += make(run, class_names, lossless)
-    return sorted(shown, key=lambda exhibit: exhibit.leakage, reverse=True)
+    """The images of one attack, the most leaked first; of very many only the first."""
+    places = [(run, index) for run in attack.runs for index in range(_count(run))]
+    places.sort(key=lambda place: _leaked(*place), reverse=True)
+    make = (_exhibit(run, index, class_names, lossless) for run, index in places[:MOST_SHOWN])
+    return list(make)
+
+
+def _count(run: Evidence) -> int:
+    """Originals, or reconstructions where there is no truth."""
+    return len(run.found.images) if run.truth is None else len(run.truth.images)
+
+
+def _leaked(run: Evidence, index: int) -> float:
+    """PSNR; equal where there is no truth, which keeps the order."""
+    return run.finding.scores.psnr[index] if run.finding else 0.0
 
 
 def few(evidence: Sequence[Evidence]) -> bool:
@@ -122,30 +129,20 @@ def picture(image: Tensor, lossless: bool = True) -> Picture:
     )
 
 
-def _pairs(run: Evidence, class_names: Sequence[str], lossless: bool) -> list[Exhibit]:
+def _exhibit(run: Evidence, index: int, class_names: Sequence[str], lossless: bool) -> Exhibit:
+    if run.finding is None:
+        name = _class_name(int(run.found.labels[index]), class_names)
+        return Exhibit(run.client, index, name, picture(run.found.images[index], lossless))
     assert run.truth is not None
-    assert run.finding is not None
     scores = run.finding.scores
-    return [
-        Exhibit(
-            client=run.client,
-            index=index,
-            class_name=_class_name(label, class_names),
-            found=picture(run.found.images[scores.pairs[index]], lossless),
-            original=picture(run.truth.images[index], lossless),
-            score=_score(scores, index),
-        )
-        for index, label in enumerate(run.truth.labels.tolist())
-    ]
-
-
-def _alone(run: Evidence, class_names: Sequence[str], lossless: bool) -> list[Exhibit]:
-    return [
-        Exhibit(run.client, index, _class_name(label, class_names), picture(image, lossless))
-        for index, (image, label) in enumerate(
-            zip(run.found.images, run.found.labels.tolist(), strict=True)
-        )
-    ]
+    return Exhibit(
+        client=run.client,
+        index=index,
+        class_name=_class_name(int(run.truth.labels[index]), class_names),
+        found=picture(run.found.images[scores.pairs[index]], lossless),
+        original=picture(run.truth.images[index], lossless),
+        score=_score(scores, index),
+    )
 
 
 def _score(scores: Scores, index: int) -> Score:
