@@ -40,7 +40,7 @@ try:
 except ImportError as error:
     raise LeakscopeError(
         f"leakscope.integrations.flower needs Flower 1.41 or newer ({error}): "
-        "pip install 'leakscope[flower]'"
+        "pip install 'flwr[simulation]>=1.41'"
     ) from None
 
 FIELDS = {
