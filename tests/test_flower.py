@@ -235,6 +235,16 @@ def test_requests_are_recorded_as_they_were_when_they_were_sent(tmp_path: Path) 
     assert torch.equal(update.before["1.0.weight"], network().state_dict()["1.0.weight"])
 
 
+def test_requests_that_have_expired_are_forgotten(tmp_path: Path) -> None:
+    grid = FlowerRecorder(tmp_path).grid(LoopGrid(client_app()))
+    late = ask(100, 1)
+    sent = list(grid.push_messages([late]))
+    late.metadata.created_at = 0.0
+    sent += grid.push_messages([ask(101, 1)])
+    assert len(list(grid.pull_messages(sent))) == 2
+    assert list(recorded(tmp_path)) == ["round-0001/client-101"]
+
+
 @pytest.mark.usefixtures("in_order")
 @pytest.mark.parametrize(
     ("sampling", "names"),
