@@ -33,7 +33,7 @@ def broken():
     raise RuntimeError("boom")
 """
 
-SCENARIO = {
+SCENARIO: dict[str, Any] = {
     "name": "small",
     "model": {"name": "own.py:tiny"},
     "data": {"source": "photos", "size": 16},
@@ -112,6 +112,7 @@ def test_a_killed_audit_goes_on_where_it_was(desk: Path) -> None:
             {"name": "ig", "options": {"iterations": 5}},
             {"name": "agic", "options": {"iterations": 100_000}},
         ],
+        "client": SCENARIO["client"] | {"count": 1},
     }
     (desk / "long.yaml").write_text(yaml.safe_dump(scenario))
     command = [sys.executable, "-m", "leakscope.cli", "audit", "long.yaml", "--out", "out"]

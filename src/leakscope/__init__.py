@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from leakscope.attack.retrace import replay_score
     from leakscope.errors import LeakscopeError
     from leakscope.federated.client import Client
+    from leakscope.recording import record, update_from_files
     from leakscope.update import Protocol, Update
 
 __version__ = "0.1.0"
@@ -33,7 +34,9 @@ __all__ = [
     "measure",
     "models",
     "papers",
+    "record",
     "replay_score",
+    "update_from_files",
 ]
 
 _HOMES = {
@@ -42,8 +45,10 @@ _HOMES = {
     "LeakscopeError": "leakscope.errors",
     "Protocol": "leakscope.update",
     "Reconstruction": "leakscope.attack.reconstruction",
+    "record": "leakscope.recording",
     "replay_score": "leakscope.attack.retrace",
     "Update": "leakscope.update",
+    "update_from_files": "leakscope.recording",
 }
 
 

@@ -1,0 +1,1 @@
+"""A small Flower app that learns to tell photographs apart."""

@@ -1,0 +1,1 @@
+"""Records updates inside other frameworks; each module needs its framework installed."""
