@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: demo test clean
+.PHONY: demo test faults clean
 
 demo: .venv/installed
 	$(BIN)/leakscope audit examples/photos.yaml --out out/demo
@@ -12,7 +12,11 @@ test: .venv/installed-dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --ignore tests/faults
+
+# Kills, starves and corrupts sweeps, and feeds nonsense to everything that reads a file.
+faults: .venv/installed-dev
+	$(BIN)/pytest tests/faults
 
 clean:
 	rm -rf .venv out

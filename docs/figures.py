@@ -16,26 +16,23 @@ from matplotlib.figure import Figure
 from playwright.sync_api import sync_playwright
 from torch import Tensor
 
-import leakscope as ls
-from leakscope.audit import Scenario
-from leakscope.audit.stage import choose
+from leakscope.audit import read_back
 
 IMAGES = Path(__file__).parent / "images"
 
 
 def strip(out: Path) -> None:
     """Originals, and what each attack read out of the weights, one column per image."""
-    scenario = Scenario.load(out / "scenario.yaml")
-    data = ls.data.load(scenario.data.source, size=scenario.data.size)
-    truth = data.images[choose(scenario, data)[0]]
+    evidence, _ = read_back(out)
+    assert evidence[0].truth is not None
+    truth = evidence[0].truth.images
     rows: list[tuple[str, Tensor, list[str]]] = [("what the client had", truth, [])]
-    for attack in scenario.attacks:
-        (folder,) = (out / "trials").glob(f"000-{attack.name}-*")
-        found = ls.Reconstruction.load(folder / "found.safetensors")
-        finding = ls.measure.Finding.model_validate_json((folder / "finding.json").read_text())
-        notes = [f"{psnr:.0f} dB" for psnr in finding.scores.psnr]
-        title = f"read out of its weights ({attack.name.upper()})"
-        rows.append((title, found.images[torch.tensor(finding.scores.pairs)], notes))
+    for run in evidence:
+        assert run.finding is not None
+        scores = run.finding.scores
+        title = f"read out of its weights ({run.attack.upper()})"
+        notes = [f"{psnr:.0f} dB" for psnr in scores.psnr]
+        rows.append((title, run.found.images[torch.tensor(scores.pairs)], notes))
     figure = Figure(figsize=(1.15 * len(truth), 1.42 * len(rows)), layout="constrained")
     panels = figure.subfigures(len(rows), 1, squeeze=False)[:, 0]
     for panel, (title, images, notes) in zip(panels, rows, strict=True):

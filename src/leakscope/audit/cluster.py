@@ -31,9 +31,7 @@ class Cluster:
         try:
             import ray
         except ImportError:
-            raise LeakscopeError(
-                "--ray needs the package ray: pip install 'leakscope[ray]'"
-            ) from None
+            raise LeakscopeError("--ray needs the package ray: pip install 'ray>=2.40'") from None
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns of it
         self._ray: Any = ray
         self._threads = threads
@@ -47,7 +45,16 @@ class Cluster:
         except (ConnectionError, ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split())
             raise LeakscopeError(f"--ray {address}: no cluster there: {reason}") from None
-        self.processes = max(1, int(self._ray.cluster_resources().get("CPU", 1)) // threads)
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        able = [node for node in nodes if node.get("CPU", 0) >= threads]
+        if not able:
+            raise LeakscopeError(
+                f"--threads {threads}: no machine of the cluster has as many cores"
+            )
+        places = [int(node["CPU"]) // threads for node in able]
+        memory = [int(node["memory"]) for node in able]
+        self.processes, self.most = sum(places), max(memory)
+        self.share = min(size // count for size, count in zip(memory, places, strict=True))
 
     def __enter__(self) -> Self:
         return self
@@ -80,7 +87,7 @@ class Cluster:
         try:
             while True:
                 while len(running) < self.processes and (job := next(waiting, None)) is not None:
-                    place = task.options(memory=weigh(job) or None)
+                    place = task.options(memory=min(weigh(job), self.most))
                     running[place.remote(work, job, self._threads)] = job
                     follow(job, 0.0, None)
                 if not running:

@@ -20,11 +20,15 @@ import torch
 from torch import Tensor
 
 from leakscope.attack.solver import Progress
+from leakscope.audit.memory import available
 
 SECONDS_TO_STOP = 1.0
 """After this a process that does not stop by itself is ended."""
 
 SECONDS_BETWEEN_REPORTS = 0.2
+
+SPARE = 0.9
+"""Share of the free memory that work may take."""
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -53,6 +57,11 @@ class Lost:
     reason: str
 
 
+def usable_memory() -> int:
+    """Bytes that work may take here: most of what is free."""
+    return int(SPARE * available())
+
+
 def cores() -> int:
     """How many this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -61,9 +70,17 @@ def cores() -> int:
 
 
 class Crew(Protocol):
-    """Those who do the work."""
+    """Those who do the work.
+
+    Attributes:
+        processes: how many at a time.
+        most: bytes of memory that a job can get at the most.
+        share: bytes that each gets where all work at a time.
+    """
 
     processes: int
+    most: int
+    share: int
 
     def do(
         self,
@@ -93,6 +110,9 @@ class Here:
     """This process, with all its threads."""
 
     processes = 1
+
+    def __init__(self) -> None:
+        self.most = self.share = usable_memory()
 
     def do(
         self,
@@ -131,13 +151,13 @@ class Pool:
     Args:
         processes: how many at a time.
         threads: of torch, in each.
-        room: bytes of memory that they may take together.
     """
 
-    def __init__(self, processes: int, threads: int, room: float = math.inf) -> None:
+    def __init__(self, processes: int, threads: int) -> None:
         self.processes = processes
+        self.most = usable_memory()
+        self.share = self.most // processes
         self._threads = threads
-        self._room = room
         self._context = get_context("spawn")
         self._stop = self._context.Event()
         self._busy: list[_Worker] = []
@@ -168,7 +188,7 @@ class Pool:
                 if job is None:
                     break
                 taken = sum(weigh(worker.job) for worker in self._busy)
-                if self._busy and taken + weigh(job) > self._room:
+                if self._busy and taken + weigh(job) > self.most:
                     heavy.append(job)
                     break
                 self._assign(work, job, alone)

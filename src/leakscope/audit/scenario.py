@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_type_hints
@@ -34,6 +35,12 @@ from leakscope.update import Normalization, Protocol
 
 AUTO = "auto"
 """Normalise as is usual for the data set."""
+
+MOST_SETTINGS = 10_000
+"""Combinations of varied values in one scenario."""
+
+MOST_NODES = 100_000
+"""Values in a scenario file, where what an alias stands for counts each time."""
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -355,6 +362,8 @@ class Scenario(_Part):
                 raise ValueError(f"vary.{path}: give a list of values")
             if len({repr(value) for value in values}) < len(values):
                 raise ValueError(f"vary.{path}: a value is listed twice")
+        if (count := math.prod(map(len, self.vary.values()))) > MOST_SETTINGS:
+            raise ValueError(f"vary: {count} combinations are more than {MOST_SETTINGS}: split it")
         self.settings()
         return self
 
@@ -381,10 +390,12 @@ class Scenario(_Part):
     def load(cls, path: str | Path) -> Scenario:
         """Read a YAML file; every mistake in it is reported at once, each with its path."""
         try:
-            content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            text = Path(path).read_text(encoding="utf-8")
+            _check_size(yaml.compose(text, yaml.SafeLoader))
+            content = yaml.safe_load(text)
         except OSError as error:
             raise LeakscopeError(f"cannot read {path}: {error.strerror}") from None
-        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             reason = " ".join(str(error).split())
             raise LeakscopeError(f"{path} is not YAML: {reason}") from None
         if not isinstance(content, dict):
@@ -398,6 +409,27 @@ class Scenario(_Part):
     def dump(self) -> str:
         """The scenario as YAML with every default filled in."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def _check_size(root: yaml.Node | None) -> None:
+    """Refuse a file that aliases blow up, or that contains itself."""
+    sizes: dict[int, int] = {}
+
+    def size(node: yaml.Node | None) -> int:
+        if node is None or not isinstance(node.value, list):
+            return 1
+        if id(node) not in sizes:
+            sizes[id(node)] = MOST_NODES  # until it is known: what contains itself never is
+            parts = [part for pair in node.value for part in (pair if _is_pair(pair) else (pair,))]
+            sizes[id(node)] = 1 + sum(map(size, parts))
+        return sizes[id(node)]
+
+    if size(root) > MOST_NODES:
+        raise ValueError(f"it holds more than {MOST_NODES} values")
+
+
+def _is_pair(part: yaml.Node | tuple[yaml.Node, yaml.Node]) -> bool:
+    return isinstance(part, tuple)
 
 
 def _with(content: Any, path: list[str], value: Any) -> Any:

@@ -12,7 +12,6 @@ import torch
 
 from leakscope.audit.cluster import Cluster
 from leakscope.audit.crew import Crew, Here, Lost, Pool, cores
-from leakscope.audit.memory import available
 from leakscope.audit.progress import Board
 from leakscope.audit.schedule import Cost, alike, ordered, probe
 from leakscope.audit.store import Store
@@ -21,9 +20,6 @@ from leakscope.errors import StorageError, require
 
 ATTEMPTS = 3
 """How often a trial is begun whose process dies; one that fails by itself is not tried again."""
-
-SPARE = 0.9
-"""Share of the free memory that trials may take."""
 
 PAUSE = 0.5
 """Seconds between two looks at trials that another process does."""
@@ -64,9 +60,8 @@ def sweep(store: Store, trials: Sequence[Trial], means: Means, board: Board) -> 
         return 0
     # Decided by the whole plan, not by what is left of it: bits depend on the number of threads.
     threads = means.threads or max(1, cores() // len(trials))
-    room = int(SPARE * available())
-    with _crew(means, threads, min(len(missing), means.processes), room) as crew:
-        work = _Sweep(store, crew, board, room)
+    with _crew(means, threads, min(len(missing), means.processes)) as crew:
+        work = _Sweep(store, crew, board)
         work.begin(trials, missing, hurry=deadline is not None)
         left = None if deadline is None else (deadline - time.monotonic()) * crew.processes
         work.finish(left, deadline)
@@ -84,7 +79,7 @@ def _missing(store: Store, trials: Sequence[Trial]) -> list[Trial]:
 
 
 @contextmanager
-def _crew(means: Means, threads: int, processes: int, room: int) -> Iterator[Crew]:
+def _crew(means: Means, threads: int, processes: int) -> Iterator[Crew]:
     if means.ray is not None:
         with Cluster(means.ray, threads) as cluster:
             yield cluster
@@ -96,15 +91,15 @@ def _crew(means: Means, threads: int, processes: int, room: int) -> Iterator[Cre
         finally:
             torch.set_num_threads(before)
     else:
-        with Pool(processes, threads, room) as pool:
+        with Pool(processes, threads) as pool:
             yield pool
 
 
 class _Sweep:
     """The state of the work: what waits, what it costs, who has failed how often."""
 
-    def __init__(self, store: Store, crew: Crew, board: Board, room: int) -> None:
-        self.store, self.crew, self.board, self.room = store, crew, board, room
+    def __init__(self, store: Store, crew: Crew, board: Board) -> None:
+        self.store, self.crew, self.board = store, crew, board
         self.queue: deque[Job] = deque()
         self.taken: list[Job] = []
         self.costs: dict[str, Cost] = {}
@@ -170,8 +165,8 @@ class _Sweep:
             self.taken.append(job)
             return
         elif result.state == "short":
-            if job.memory is not None and job.memory < self.room:
-                self._again(replace(job, memory=self.room))
+            if job.memory is not None and job.memory < self.crew.most:
+                self._again(replace(job, memory=self.crew.most))
                 return
             result = Outcome("failed", result.error)
             keep_failure(self.store, trial, result.error)
@@ -186,17 +181,18 @@ class _Sweep:
         self.queue.append(job)
 
     def _job(self, trial: Trial) -> Job:
-        cost = self.costs.get(alike(trial))
-        fair = self.room // self.crew.processes
-        memory = fair if cost is None else max(fair, min(self.room, int(1.25 * cost.memory)))
+        """With a fair share of the memory, or more if it is known to need that."""
+        cost, memory = self.costs.get(alike(trial)), self.crew.share
+        if cost is not None:
+            memory = max(memory, min(self.crew.most, int(1.25 * cost.memory)))
         return Job(trial, self.store.url, memory=memory)
 
     def _weight(self, job: Job) -> int:
         """What it is known to need, or all that it may take."""
-        cost, fair = self.costs.get(alike(job.trial)), self.room // self.crew.processes
-        if job.memory is not None and job.memory > fair:
-            return job.memory
-        return fair if cost is None else min(fair, cost.memory)
+        cost, share = self.costs.get(alike(job.trial)), self.crew.share
+        if cost is None or (job.memory is not None and job.memory > share):
+            return job.memory or share
+        return min(share, cost.memory)
 
     def _foretell(self) -> None:
         known = [self.costs.get(alike(trial)) for trial in self.waiting.values()]

@@ -32,7 +32,9 @@ def opacus() -> ModuleType:
         import opacus.accountants
         import opacus.validators
     except ImportError:
-        raise LeakscopeError('dp_sgd needs Opacus: pip install "leakscope[dp]"') from None
+        raise LeakscopeError(
+            'dp_sgd needs Opacus: pip install "opacus>=1.5" dp-accounting'
+        ) from None
     logging.root.handlers[:] = handlers  # importing it reroutes every program's log
     package: ModuleType = opacus
     return package

@@ -55,7 +55,7 @@ def write_parquet(rows: Rows, path: Path) -> None:
         from pyarrow import parquet
     except ImportError:
         raise LeakscopeError(
-            "--format parquet needs the package pyarrow: pip install 'leakscope[parquet]'"
+            "--format parquet needs the package pyarrow: pip install 'pyarrow>=15'"
         ) from None
     kinds = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64()}
     schema = pyarrow.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])

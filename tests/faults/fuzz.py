@@ -1,0 +1,80 @@
+"""Coverage-guided fuzzing of everything that reads a file from outside.
+
+    python tests/faults/fuzz.py TARGET FOLDER [libFuzzer options]
+
+FOLDER holds valid files to start from, and gets what was found to be interesting. Only a
+LeakscopeError may escape, and no file may make the process large or slow.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import atheris
+
+with atheris.instrument_imports(include=["leakscope"]):
+    from leakscope import data
+    from leakscope.audit import Scenario
+    from leakscope.errors import LeakscopeError
+    from leakscope.recording import update_from_files
+    from leakscope.report import Results
+    from leakscope.update import Update
+
+PLACE = Path(tempfile.mkdtemp(prefix="fuzz"))
+
+
+def in_folder(kind: str, *names: str) -> Callable[[Path], object]:
+    """A reader of a folder whose first file is the one under test, the others being valid."""
+
+    def read(file: Path) -> object:
+        file.replace(PLACE / names[0])
+        return data.load(f"{kind}:{PLACE}")
+
+    return read
+
+
+TARGETS: dict[str, Callable[[Path], object]] = {
+    "update": Update.load,
+    "scenario": Scenario.load,
+    "results": Results.load,
+    "npz": lambda file: data.load(f"npz:{file}"),
+    "cifar100": in_folder("cifar100", "train"),
+    "femnist": in_folder("femnist", "all_data_0.json"),
+    "mnist": in_folder("mnist", "train-images-idx3-ubyte"),
+    "folder": in_folder("folder", "a/picture.png"),
+    "torch": lambda file: update_from_files(file, file, num_examples=1),
+}
+"""What reads each kind of file."""
+
+
+def prepare(target: str, folder: Path) -> None:
+    """Put the valid neighbours of the file under test where it is read."""
+    neighbours = folder.parent / f"{folder.name}-neighbours"
+    for file in neighbours.rglob("*") if neighbours.exists() else ():
+        place = PLACE / file.relative_to(neighbours)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if file.is_file():
+            place.write_bytes(file.read_bytes())
+
+
+def main() -> None:
+    target, folder, *options = sys.argv[1:]
+    prepare(target, Path(folder))
+    read, file = TARGETS[target], PLACE / "file"
+
+    def try_one(content: bytes) -> None:
+        file.write_bytes(content)
+        try:
+            read(file)
+        except LeakscopeError:
+            pass
+
+    atheris.Setup([sys.argv[0], folder, *options], try_one)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
