@@ -55,6 +55,7 @@ class Memory(Board):
         self.held: list[float] = []
 
     def finish(self, job: Job, outcome: Outcome) -> None:
+        """Also note the memory."""
         super().finish(job, outcome)
         lines = dict(
             line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines()
