@@ -8,6 +8,7 @@ LeakscopeError may escape, and no file may make the process large or slow.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import tempfile
 from collections.abc import Callable
@@ -67,10 +68,8 @@ def main() -> None:
 
     def try_one(content: bytes) -> None:
         file.write_bytes(content)
-        try:
+        with contextlib.suppress(LeakscopeError):
             read(file)
-        except LeakscopeError:
-            pass
 
     atheris.Setup([sys.argv[0], folder, *options], try_one)
     atheris.Fuzz()

@@ -42,7 +42,7 @@ def test_two_machines_find_the_same_and_one_may_die(
     with started(disturbed, "--ray", two_nodes.address) as audit:
         until(lambda: len(done(disturbed)) >= 3 or audit.poll() is not None)
         time.sleep(0.5)
-        (node,) = [node for node in two_nodes.worker_nodes]
+        (node,) = two_nodes.worker_nodes
         two_nodes.remove_node(node, allow_graceful=False)
         figures["machines killed"] += 1
         _, err = audit.communicate(timeout=300)

@@ -48,9 +48,7 @@ class Cluster:
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         able = [node for node in nodes if node.get("CPU", 0) >= threads]
         if not able:
-            raise LeakscopeError(
-                f"--threads {threads}: no machine of the cluster has as many cores"
-            )
+            raise LeakscopeError(f"--threads {threads}: no machine there has as many cores")
         places = [int(node["CPU"]) // threads for node in able]
         memory = [int(node["memory"]) for node in able]
         self.processes, self.most = sum(places), max(memory)

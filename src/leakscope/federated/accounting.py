@@ -32,9 +32,7 @@ def opacus() -> ModuleType:
         import opacus.accountants
         import opacus.validators
     except ImportError:
-        raise LeakscopeError(
-            'dp_sgd needs Opacus: pip install "opacus>=1.5" dp-accounting'
-        ) from None
+        raise LeakscopeError("dp_sgd needs Opacus: pip install opacus dp-accounting") from None
     logging.root.handlers[:] = handlers  # importing it reroutes every program's log
     package: ModuleType = opacus
     return package
