@@ -16,6 +16,7 @@ from leakscope import papers
 from leakscope.attack.adam import Adam
 from leakscope.attack.attack import Attack
 from leakscope.attack.compiling import Compiling, pays
+from leakscope.attack.problem import Problem
 from leakscope.attack.schedule import CosineDecay
 from leakscope.attack.solver import Plateau, Variable, solve
 from victims import examples, tiny
@@ -138,3 +139,28 @@ def test_plateaus_out_of_range_are_refused() -> None:
         Plateau(window=0)
     with pytest.raises(ls.LeakscopeError, match="gain is 2"):
         replace(Plateau(), gain=2)
+
+
+class Viewing(nn.Module):
+    """Takes its features apart in a way that only one layout in memory allows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, padding=1)
+        self.fc = nn.Linear(4 * 12 * 12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.conv(x).sigmoid().view(len(x), -1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [(tiny(), torch.channels_last), (Viewing(), torch.contiguous_format)],
+    ids=["flatten", "view"],
+)
+def test_channels_come_last_where_the_network_allows_it(
+    model: nn.Module, layout: torch.memory_format
+) -> None:
+    update = ls.Client(model, *examples(), epochs=2, lr=0.05).train()
+    assert Problem.of(model, update, None).layout == layout
+    papers.sme(5).run(model, update)

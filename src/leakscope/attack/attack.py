@@ -261,7 +261,9 @@ class Attack:
         else:
             images = problem.low.lerp(problem.high, 0.5).expand(shape).clone()
         variables = {
-            "images": Variable(images, lr=self.solver.lr, project=self._project(problem)),
+            "images": Variable(
+                problem.laid_out(images), lr=self.solver.lr, project=self._project(problem)
+            ),
             "labels": source.variable(problem, generator),
         }
         for view in views:

@@ -52,11 +52,19 @@ class Saved(NamedTuple):
 
 _NUMBERS = ("done", "place", "begun", "compiled", "seconds")
 
-FORMAT = "3"
+FORMAT = "4"
 """Of the file; another is ignored."""
 
 BUSY = 0.05
 """Share of the time that may be spent on writing."""
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    return (
+        tensor.ndim == 4
+        and not tensor.is_contiguous()
+        and tensor.is_contiguous(memory_format=torch.channels_last)
+    )
 
 
 @dataclass
@@ -92,6 +100,8 @@ class Checkpoint:
             "format": FORMAT,
             "key": self.key,
             "loop": json.dumps({name: getattr(loop, name) for name in _NUMBERS}),
+            # Sums depend on how tensors lie in memory, to the last bit, and files do not say it.
+            "channels_last": json.dumps([n for n, t in tensors.items() if _is_channels_last(t)]),
         }
         stored = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
         write_safetensors(stored, metadata, self.path)
@@ -108,7 +118,8 @@ class Checkpoint:
             return None
         if (metadata.get("format"), metadata.get("key")) != (FORMAT, self.key):
             return None
-
+        for name in json.loads(metadata["channels_last"]):
+            tensors[name] = tensors[name].contiguous(memory_format=torch.channels_last)
         return Saved(
             values=under(tensors, "values/"),
             constants=under(tensors, "constants/"),

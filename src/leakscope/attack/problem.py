@@ -37,6 +37,7 @@ class Problem:
         output_shape: (classes, ...) of the network's answer to one example.
         low: [C, 1, 1], black in normalised pixels.
         high: [C, 1, 1], white in normalised pixels.
+        layout: how images and kernels lie in memory.
     """
 
     model: nn.Module = field(repr=False)
@@ -50,11 +51,16 @@ class Problem:
     output_shape: tuple[int, ...]
     low: Tensor
     high: Tensor
+    layout: torch.memory_format = torch.contiguous_format
 
     @property
     def classes(self) -> int:
         """Classes the network tells apart."""
         return self.output_shape[0]
+
+    def laid_out(self, tensor: Tensor) -> Tensor:
+        """The same images or kernels as convolutions like them best; other tensors as they are."""
+        return tensor.contiguous(memory_format=self.layout) if tensor.ndim == 4 else tensor
 
     def logits(self, weights: State, x: Tensor) -> Tensor:
         """Network output [N, classes, ...] for normalised images [N, C, H, W]."""
@@ -143,11 +149,17 @@ class Problem:
         device = first.device if device is None else usable(device)
         model = _frozen_copy(model, _batchnorm_mode(model, update)).to(device)
         named = dict(model.named_parameters())
+        assert protocol.input_shape is not None
+        layout = _layout(model, protocol.input_shape)
 
         def move(state: State, names: Iterable[str]) -> State:
             # Cloned: how tensors of a file lie in memory would otherwise decide the last bit.
             moved = {name: state[name].detach().to(device).clone() for name in names}
-            return {n: t.to(first.dtype) if t.is_floating_point() else t for n, t in moved.items()}
+            moved = {n: t.to(first.dtype) if t.is_floating_point() else t for n, t in moved.items()}
+            return {
+                n: t.contiguous(memory_format=layout) if t.ndim == 4 else t
+                for n, t in moved.items()
+            }
 
         trainable = [name for name, parameter in named.items() if parameter.requires_grad]
         if not trainable:
@@ -164,7 +176,6 @@ class Problem:
         once = {*named, *dict(model.named_buffers())}
         fixed = [name for name in update.before if name in once and name not in observed]
         model.requires_grad_(False)
-        assert protocol.input_shape is not None
         assert protocol.normalize is not None
         mean, std = (per_channel(v, first.detach()).to(device) for v in protocol.normalize)
         return cls(
@@ -179,7 +190,26 @@ class Problem:
             output_shape=_output_shape(model, protocol, mean),
             low=(0 - mean) / std,
             high=(1 - mean) / std,
+            layout=layout,
         )
+
+
+@torch.no_grad()
+def _layout(model: nn.Module, shape: tuple[int, int, int]) -> torch.memory_format:
+    """Channels last, 1.0 to 1.4 times as fast, where there are convolutions and they can use it.
+
+    A network that takes its features apart by ``view`` cannot.
+    """
+    kernels = {name: p for name, p in model.named_parameters() if p.ndim == 4}
+    if not kernels or next(iter(kernels.values())).device.type == "mps":
+        return torch.contiguous_format
+    turned = {n: k.contiguous(memory_format=torch.channels_last) for n, k in kernels.items()}
+    image = next(iter(kernels.values())).new_zeros((2, *shape))
+    try:
+        functional_call(model, turned, (image.contiguous(memory_format=torch.channels_last),))
+    except RuntimeError:
+        return torch.contiguous_format
+    return torch.channels_last
 
 
 def _check_size(update: Update) -> None:
