@@ -18,6 +18,7 @@ import shutil
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from ray.cluster_utils import Cluster as Machines
@@ -115,7 +116,7 @@ def main() -> None:
         f"rate; this process holds {early:.0f} MiB after {len(held) // 10} trials, {late:.0f} MiB "
         f"after {len(held)}"
     )
-    machines = Machines(initialize_head=True, head_node_args={"num_cpus": 1})
+    machines: Any = Machines(initialize_head=True, head_node_args={"num_cpus": 1})
     for _ in range(cores() - 1):
         machines.add_node(num_cpus=1)
     took, _ = together(trials, options.folder / "ray", Means(ray=machines.address))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from leakscope.audit import Evidence, Means, Provenance
+    from leakscope.audit.recorded import Request
     from leakscope.federated.defence import Defence
 
 app = typer.Typer(
@@ -39,6 +40,9 @@ INCOMPLETE = 3
 OUT = Annotated[Path, typer.Option(help="Folder for everything the command leaves behind.")]
 PLACE = Annotated[
     str, typer.Option("--out", help="Folder, or fsspec URL, for everything that is left behind.")
+]
+OPTIONS = Annotated[
+    list[str] | None, typer.Option(help="A setting of the attack, as tv=0.001; repeatable.")
 ]
 FINISHED = Annotated[str, typer.Argument(help="Folder or URL of an audit.")]
 PROCESSES = Annotated[
@@ -83,8 +87,25 @@ class Shelf(StrEnum):
 
 @app.command()
 def audit(
-    scenario: SCENARIO,
+    subject: Annotated[
+        Path, typer.Argument(help="A scenario file (YAML), or a folder of recorded updates.")
+    ],
     out: PLACE,
+    model: Annotated[
+        str | None, typer.Option(help="Of recorded updates: a name, or package.module:factory.")
+    ] = None,
+    attack: Annotated[str, typer.Option(help="On recorded updates.")] = "auto",
+    option: OPTIONS = None,
+    truth: Annotated[
+        Path | None, typer.Option(help="Folder of what recorded clients had: client-3.npz, ...")
+    ] = None,
+    distractors: Annotated[
+        str | None, typer.Option(help="Data set for line-ups; else the other clients' images.")
+    ] = None,
+    known: Annotated[
+        list[str] | None,
+        typer.Option(help="What recorded updates do not say, as epochs=5; repeatable."),
+    ] = None,
     fail_above: FAIL_ABOVE = None,
     processes: PROCESSES = None,
     threads: THREADS = None,
@@ -93,17 +114,59 @@ def audit(
 ) -> None:
     """Simulate clients, attack their updates, measure what came out, and write a report.
 
-    Run it again to go on after an interruption: finished work is kept. Two audits into the same
-    folder share the work.
+    With a folder of recorded updates, attack those. Run it again to go on after an interruption:
+    finished work is kept. Two audits into the same folder share the work.
     """
-    from leakscope.audit import Scenario, run
+    from leakscope.audit import Scenario, run, run_recorded
     from leakscope.audit.progress import watching
 
     means = _means(processes, threads, ray, budget)
-    resolved = Scenario.load(scenario)
+    if subject.is_dir():
+        request = _request(subject, model, attack, option, truth, distractors, known)
+        _conclude(*run_recorded(request, out, means, _command()), out, fail_above)
+        return
+    if model or option or truth or distractors or known or attack != "auto":
+        raise LeakscopeError(f"{subject} is a scenario, which says all of that itself")
+    resolved = Scenario.load(subject)
     with watching() as watch:
         evidence, provenance = run(resolved, out, means, watch, _command())
     _conclude(evidence, provenance, out, fail_above)
+
+
+def _request(
+    folder: Path,
+    model: str | None,
+    attack: str,
+    options: list[str] | None,
+    truth: Path | None,
+    distractors: str | None,
+    known: list[str] | None,
+) -> Request:
+    """What to do with recorded updates."""
+    from pydantic import ValidationError
+
+    from leakscope.audit.captured import named_values
+    from leakscope.audit.complaints import complaints
+    from leakscope.audit.recorded import Request
+    from leakscope.audit.scenario import AttackPart
+
+    if model is None:
+        raise LeakscopeError(
+            f"{folder} holds recorded updates: name their network by --model, a built-in one or "
+            "package.module:factory"
+        )
+    try:
+        part = AttackPart(name=attack, options=named_values("option", options or ()))
+    except ValidationError as error:
+        raise LeakscopeError("\n".join(complaints(error, AttackPart))) from None
+    return Request(
+        folder=folder,
+        model=model,
+        attack=part,
+        truth=truth,
+        distractors=distractors,
+        known=named_values("known", known or ()),
+    )
 
 
 @app.command()
@@ -254,9 +317,7 @@ def attack(
     out: OUT,
     attack: Annotated[str, typer.Option(help="The recipe: see 'leakscope list attacks'.")] = "auto",
     iterations: Annotated[int | None, typer.Option(help="Instead of the paper's.")] = None,
-    option: Annotated[
-        list[str] | None, typer.Option(help="A setting of the recipe, as tv=0.001; repeatable.")
-    ] = None,
+    option: OPTIONS = None,
     labels: Annotated[
         str | None, typer.Option(help="Labels the attacker knows, as 3,14,15 (an assumption).")
     ] = None,

@@ -2,7 +2,7 @@
 
 from leakscope.audit.advise import knobs
 from leakscope.audit.evidence import Configuration, Evidence, Provenance, Truth, Utility
-from leakscope.audit.run import read_back, run, run_settings
+from leakscope.audit.run import read_back, run, run_recorded, run_settings
 from leakscope.audit.scenario import Scenario
 from leakscope.audit.sweep import Means
 
@@ -17,5 +17,6 @@ __all__ = [
     "knobs",
     "read_back",
     "run",
+    "run_recorded",
     "run_settings",
 ]

@@ -99,15 +99,31 @@ def attack_captured(
 def recipe_options(settings: Sequence[str], iterations: int | None) -> dict[str, Any]:
     """Options of a recipe from ``NAME=VALUE`` on the command line."""
     options: dict[str, Any] = {} if iterations is None else {"iterations": iterations}
+    return named_values("option", settings, options)
+
+
+def named_values(
+    option: str, settings: Sequence[str], given: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Values by name from ``NAME=VALUE`` on the command line.
+
+    Args:
+        option: of the command line, for errors.
+        settings: what was written.
+        given: what is known otherwise and may not be given again.
+    """
+    values = dict(given or {})
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals or not name:
-            raise LeakscopeError(f"--option {setting!r}: write it as NAME=VALUE, such as tv=0.001")
+            raise LeakscopeError(
+                f"--{option} {setting!r}: write it as NAME=VALUE, such as tv=0.001"
+            )
         name = name.strip()
-        if name in options:
-            raise LeakscopeError(f"--option {setting!r}: {name} is given twice")
-        options[name] = value.strip()
-    return options
+        if name in values:
+            raise LeakscopeError(f"--{option} {setting!r}: {name} is given twice")
+        values[name] = value.strip()
+    return values
 
 
 def _load(path: Path, told: dict[str, Any]) -> Update:

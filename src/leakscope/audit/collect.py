@@ -8,7 +8,7 @@ from pathlib import Path
 
 from leakscope.attack.reconstruction import Reconstruction
 from leakscope.audit.evidence import Configuration, Evidence, Provenance, count_parameters
-from leakscope.audit.plan import Row
+from leakscope.audit.plan import Row, distinct
 from leakscope.audit.scenario import Scenario
 from leakscope.audit.stage import Stage
 from leakscope.audit.store import Store
@@ -35,15 +35,11 @@ def collect(
         found, configured = _row(row, store)
         evidence += found
         configurations += configured
-    planned = sum(len(row.pairs) for row in rows)
-    failed = store.failures()
-    failures = [
-        f"{trial.words}: {failed[trial.id]['error']}"
-        for trial in {trial.id: trial for row in rows for trial in row.trials}.values()
-        if trial.id in failed
-    ]
+    planned, failures = sum(len(row.pairs) for row in rows), failed(distinct(rows), store)
     if not evidence:
         raise LeakscopeError("\n".join(dict.fromkeys(failures)) or "no attack is finished yet")
+    if len(evidence) == planned:
+        store.tidy()
     stage = Stage.of(rows[0].scenario)
     names = {Stage.of(row.scenario).dataset.class_names for row in rows}
     return evidence, Provenance(
@@ -56,8 +52,14 @@ def collect(
         class_names=names.pop() if len(names) == 1 else (),
         configurations=tuple(configurations),
         planned=planned if len(evidence) < planned else None,
-        failures=tuple(failures),
+        failures=failures,
     )
+
+
+def failed(trials: Iterable[Trial], store: Store) -> tuple[str, ...]:
+    """Which of them failed, and why."""
+    known = store.failures()
+    return tuple(f"{t.words}: {known[t.id]['error']}" for t in trials if t.id in known)
 
 
 def _row(row: Row, store: Store) -> tuple[list[Evidence], list[Configuration]]:
@@ -67,7 +69,7 @@ def _row(row: Row, store: Store) -> tuple[list[Evidence], list[Configuration]]:
     paths = {trial.client: _path(trial, store) for trial in row.paths}
     evidence, sizes = [], []
     for attack, baseline in row.pairs:
-        one, other = _result(attack, store), _result(baseline, store)
+        one, other = result(attack, store), result(baseline, store)
         if one is None or other is None:
             continue
         assert one.scores is not None
@@ -93,18 +95,18 @@ def _row(row: Row, store: Store) -> tuple[list[Evidence], list[Configuration]]:
         )
     if not evidence:
         return [], []
-    learned = None if row.utility is None else _result(row.utility, store)
+    learned = None if row.utility is None else result(row.utility, store)
     client = stage.victims(stage.fresh_network, row.protection, 0).clients[0]
     utility = None if learned is None else learned.utility
     return evidence, [configuration(stage, row.setting, row.protection, client, sizes[0], utility)]
 
 
 def _path(trial: Trial, store: Store) -> Straightness | None:
-    result = _result(trial, store)
-    return None if result is None else result.path
+    measured = result(trial, store)
+    return None if measured is None else measured.path
 
 
-def _result(trial: Trial, store: Store) -> Result | None:
+def result(trial: Trial, store: Store) -> Result | None:
     """The numbers of a trial that is finished and whole."""
     return load_result(store, trial.id) if store.sound(trial.id) else None
 

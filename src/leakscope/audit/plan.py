@@ -10,6 +10,7 @@ from typing import Any
 
 import leakscope
 from leakscope.audit.scenario import AttackPart, Protection, Scenario
+from leakscope.audit.simulated import Simulated
 from leakscope.audit.stage import Stage
 from leakscope.audit.trial import Kind, Trial
 from leakscope.audit.utility import check_utility
@@ -35,9 +36,9 @@ class Row:
     setting: str
     scenario: Scenario
     protection: Protection
-    pairs: tuple[tuple[Trial, Trial], ...]
-    paths: tuple[Trial, ...]
-    utility: Trial | None
+    pairs: tuple[tuple[Simulated, Simulated], ...]
+    paths: tuple[Simulated, ...]
+    utility: Simulated | None
 
     @property
     def trials(self) -> list[Trial]:
@@ -97,13 +98,15 @@ class _Identity:
     common: dict[str, Any]
     plain: dict[str, Any]
 
-    def trial(self, kind: Kind, client: int, part: AttackPart | None = None, **more: Any) -> Trial:
+    def trial(
+        self, kind: Kind, client: int, part: AttackPart | None = None, **more: Any
+    ) -> Simulated:
         # A baseline knows of no defence, but of the network that a defence has changed.
         defences = [part.model_dump(mode="json") for part in self.protection.parts]
         own = self.plain if kind == "baseline" else {"defences": defences}
         spec = {"kind": kind, "number": client, **self.common, **own, **more}
         scenario = self.stage.scenario
-        return Trial(kind, scenario, self.protection, spec, part, client, self.setting)
+        return Simulated(kind, spec, client, scenario, self.protection, part, self.setting)
 
 
 def _row(stage: Stage, setting: str, protection: Protection, several: bool) -> Row:

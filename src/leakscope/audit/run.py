@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from leakscope.audit import recorded
 from leakscope.audit.collect import collect
 from leakscope.audit.evidence import Evidence, Provenance
 from leakscope.audit.plan import Settings, distinct, plan, written
 from leakscope.audit.progress import Board, Watch, unwatched
+from leakscope.audit.recorded import Request
 from leakscope.audit.scenario import Scenario
+from leakscope.audit.simulated import forget
 from leakscope.audit.stage import Stage
 from leakscope.audit.store import Store
 from leakscope.audit.sweep import Means, sweep
-from leakscope.audit.trial import forget
 from leakscope.errors import LeakscopeError
 
 RUN, PLAN = "run.json", "plan.jsonl"
@@ -74,10 +76,29 @@ def run_settings(
     _train(settings, watch)
     with Board() as board:
         sweep(store, distinct(rows), means or Means(), board)
-    evidence, provenance = collect(rows, store, scenario, command)
-    if provenance.planned is None:
-        store.tidy()
-    return evidence, provenance
+    return collect(rows, store, scenario, command)
+
+
+def run_recorded(
+    request: Request, out: str | Path, means: Means | None = None, command: str = ""
+) -> tuple[list[Evidence], Provenance]:
+    """Attack every recorded update of ``request`` and leave everything in ``out``.
+
+    Args:
+        request: the updates, and how to attack them.
+        out: folder or URL for the results.
+        means: how; in this process by default.
+        command: for the report.
+    """
+    recorded.forget()
+    records, store = request.records(), Store(out)
+    store.prepare()
+    content = {"recorded": request.model_dump(mode="json"), "command": command}
+    store.write(RUN, json.dumps(content))
+    store.write(PLAN, recorded.written(records))
+    with Board() as board:
+        sweep(store, [t for each in records for t in each.trials], means or Means(), board)
+    return recorded.collect(request, records, store, command)
 
 
 def read_back(out: str | Path) -> tuple[list[Evidence], Provenance]:
@@ -86,6 +107,9 @@ def read_back(out: str | Path) -> tuple[list[Evidence], Provenance]:
     store = Store(out)
     try:
         content = json.loads(store.text(RUN))
+        if "recorded" in content:
+            request = Request.model_validate(content["recorded"])
+            return recorded.collect(request, request.records(), store, content["command"])
         scenario = Scenario.model_validate(content["scenario"])
         settings = [(name, Scenario.model_validate(each)) for name, each in content["settings"]]
     except (OSError, ValueError, KeyError, TypeError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import time
@@ -43,12 +42,6 @@ class Cost:
 
 class _EnoughError(KeyboardInterrupt):
     """Ends a probe as Ctrl-C would: the attack keeps what it has, and the trial goes on there."""
-
-
-def alike(trial: Trial) -> str:
-    """The same text for trials that cost the same."""
-    spec = {key: trial.spec[key] for key in trial.spec if key not in ("number", "network", "seed")}
-    return json.dumps([trial.scenario.model.name, spec], sort_keys=True)
 
 
 def probe(job: Job, progress: Progress) -> Cost | Outcome:
@@ -123,12 +116,12 @@ def ordered(
 
     Args:
         trials: what is left to do.
-        costs: by what :func:`alike` says; what is not known comes first.
+        costs: by what trials that cost the same have in common; what is not known comes first.
         budget: seconds of all processes together; an early end then leaves whole repetitions.
     """
 
     def seconds(trial: Trial) -> float:
-        cost = costs.get(alike(trial))
+        cost = costs.get(trial.alike)
         return math.inf if cost is None else cost.seconds
 
     if budget is None:

@@ -13,7 +13,7 @@ import torch
 from leakscope.audit.cluster import Cluster
 from leakscope.audit.crew import Crew, Here, Lost, Pool, cores
 from leakscope.audit.progress import Board
-from leakscope.audit.schedule import Cost, alike, ordered, probe
+from leakscope.audit.schedule import Cost, ordered, probe
 from leakscope.audit.store import Store
 from leakscope.audit.trial import Job, Outcome, Trial, keep_failure, load_result, perform
 from leakscope.errors import StorageError, require
@@ -105,14 +105,16 @@ class _Sweep:
         self.costs: dict[str, Cost] = {}
         self.begun: Counter[str] = Counter()
         self.waiting: dict[str, Trial] = {}
+        self.left: Counter[str] = Counter()
         self.done = 0
 
     def begin(self, trials: Sequence[Trial], missing: Sequence[Trial], hurry: bool) -> None:
         """Find out what trials cost, from finished ones or from the beginning of one of a kind."""
         self.waiting = {trial.id: trial for trial in missing}
-        kinds = {alike(trial): trial for trial in reversed(missing)}
+        self.left.update(trial.alike for trial in missing)
+        kinds = {trial.alike: trial for trial in reversed(missing)}
         for trial in trials:
-            if (kind := alike(trial)) in kinds and trial.id not in self.waiting:
+            if (kind := trial.alike) in kinds and trial.id not in self.waiting:
                 known = load_result(self.store, trial.id)
                 self.costs[kind] = Cost(known.seconds, known.memory)
                 del kinds[kind]
@@ -122,7 +124,7 @@ class _Sweep:
         found = self.crew.do(probe, self._jobs(None), self.board.follow, weigh=self._weight)
         for job, result in found:
             if isinstance(result, Cost):
-                self.costs[alike(job.trial)] = result
+                self.costs[job.trial.alike] = result
                 self.board.pause(job)
             else:
                 self._handle(job, result)
@@ -171,9 +173,10 @@ class _Sweep:
             result = Outcome("failed", result.error)
             keep_failure(self.store, trial, result.error)
         del self.waiting[trial.id]
+        self.left[trial.alike] -= 1
         self.done += result.state == "done"
         if result.state in ("done", "found"):
-            self.costs.setdefault(alike(trial), Cost(result.seconds, result.memory))
+            self.costs.setdefault(trial.alike, Cost(result.seconds, result.memory))
         self.board.finish(job, result)
 
     def _again(self, job: Job) -> None:
@@ -182,21 +185,20 @@ class _Sweep:
 
     def _job(self, trial: Trial) -> Job:
         """With a fair share of the memory, or more if it is known to need that."""
-        cost, memory = self.costs.get(alike(trial)), self.crew.share
+        cost, memory = self.costs.get(trial.alike), self.crew.share
         if cost is not None:
             memory = max(memory, min(self.crew.most, int(1.25 * cost.memory)))
         return Job(trial, self.store.url, memory=memory)
 
     def _weight(self, job: Job) -> int:
         """What it is known to need, or all that it may take."""
-        cost, share = self.costs.get(alike(job.trial)), self.crew.share
+        cost, share = self.costs.get(job.trial.alike), self.crew.share
         if cost is None or (job.memory is not None and job.memory > share):
             return job.memory or share
         return min(share, cost.memory)
 
     def _foretell(self) -> None:
-        known = [self.costs.get(alike(trial)) for trial in self.waiting.values()]
-        seconds = sum(cost.seconds for cost in known if cost is not None)
+        seconds = sum(cost.seconds * self.left[kind] for kind, cost in self.costs.items())
         self.board.estimate(seconds / self.crew.processes)
 
 

@@ -8,9 +8,8 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,22 +19,15 @@ from pydantic import BaseModel, ConfigDict
 from leakscope.attack.solver import Progress
 from leakscope.audit.evidence import Utility, now, versions
 from leakscope.audit.memory import at_most, fresh_peak, is_shortage, peak_memory
-from leakscope.audit.scenario import AttackPart, Protection, Scenario
-from leakscope.audit.stage import Stage, Victims, load, without_match
 from leakscope.audit.store import Store
-from leakscope.audit.utility import measured_utility
 from leakscope.errors import LeakscopeError, StorageError
-from leakscope.federated import sent_bytes
-from leakscope.measure import Scores, Straightness, score, signal_free, straightness
-from leakscope.update import Protocol, Update
+from leakscope.measure import Scores, Straightness
+from leakscope.update import Protocol
 
 Kind = Literal["attack", "baseline", "utility", "path"]
 
 SPEC, RESULT, FOUND = "spec.json", "result.json", "reconstruction.safetensors"
 """The files of a trial: what was asked for, the numbers, and what an attack found."""
-
-UNAWARE: dict[str, Any] = {"sparse": False, "bits": None, "distorted": ()}
-"""What the protocol says to an attack that does not know how updates are sent."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,40 +36,43 @@ class Trial:
 
     Attributes:
         kind: what is done.
-        scenario: of its setting, with nothing left to vary.
-        protection: what the clients do against leakage.
         spec: everything that the result depends on, with every default filled in.
-        attack: which, if it is one.
-        client: number of the client under attack.
-        setting: what the varied values are called.
+        client: number of the client under attack, the repetition that the trial belongs to.
     """
 
     kind: Kind
-    scenario: Scenario
-    protection: Protection
     spec: dict[str, Any]
-    attack: AttackPart | None = None
-    client: int = 0
-    setting: str = ""
+    client: int
 
     @property
-    def id(self) -> str:
-        """Name of its folder: two trials have the same one exactly if they do the same."""
-        text = json.dumps(self.spec, sort_keys=True)
-        words = [self.kind] if self.attack is None else [self.attack.name]
-        words += [] if self.kind != "baseline" else [self.kind]
-        key = hashlib.sha256(text.encode()).hexdigest()[:16]
-        return "-".join([*words, f"{self.client:03d}", key])
+    def name(self) -> str:
+        """The first part of its id."""
+        raise NotImplementedError
 
     @property
     def words(self) -> str:
         """What a person would call it."""
-        what = "accuracy" if self.attack is None else self.attack.label
-        what = "path" if self.kind == "path" else what
-        where = [text for text in (self.setting, self.protection.label) if text not in ("", "none")]
-        who = f"{what}, client {self.client}" if self.kind != "utility" else what
-        text = f"{'; '.join(where)}: {who}" if where else who
-        return f"{text}, baseline" if self.kind == "baseline" else text
+        raise NotImplementedError
+
+    @cached_property
+    def alike(self) -> str:
+        """The same text for trials that cost the same."""
+        raise NotImplementedError
+
+    def do(self, scratch: Path, progress: Progress) -> Done:
+        """Do it.
+
+        Args:
+            scratch: a folder for its files; an earlier attempt may have left some.
+            progress: to be called while it goes on.
+        """
+        raise NotImplementedError
+
+    @cached_property
+    def id(self) -> str:
+        """Name of its folder: two trials have the same one exactly if they do the same."""
+        key = hashlib.sha256(json.dumps(self.spec, sort_keys=True).encode()).hexdigest()
+        return f"{self.name}-{self.client:03d}-{key[:16]}"
 
 
 class Result(BaseModel):
@@ -88,6 +83,7 @@ class Result(BaseModel):
         chance: re-identification rate of a blind guess.
         protocol: what the attack was told about the client.
         bytes_sent: by one client.
+        replay: how well training on what was found explains the update, 1 being fully.
         utility: what can be learned from such clients.
         path: how straight a client's was.
         seconds: that the trial took, with all attempts that led to it.
@@ -101,6 +97,7 @@ class Result(BaseModel):
     chance: float | None = None
     protocol: Protocol | None = None
     bytes_sent: int | None = None
+    replay: float | None = None
     utility: Utility | None = None
     path: Straightness | None = None
     seconds: float = 0.0
@@ -167,7 +164,7 @@ def _done(store: Store, trial: Trial, progress: Progress) -> Result:
     """Do a trial and store it."""
     scratch = store.scratch(trial.id)
     began, _ = time.perf_counter(), fresh_peak()
-    result, files = KINDS[trial.kind](trial, scratch, progress)
+    result, files = trial.do(scratch, progress)
     result = result.model_copy(
         update={
             "seconds": result.seconds or time.perf_counter() - began,
@@ -218,94 +215,3 @@ def load_result(store: Store, trial: str) -> Result:
 
 Done = tuple[Result, dict[str, Path]]
 """A result and the files that belong to it, by name."""
-
-
-def _attack(trial: Trial, scratch: Path, progress: Progress) -> Done:
-    """Attack what the client sent, or noise of the same size, and measure what comes out."""
-    assert trial.attack is not None
-    stage, part = _stage(trial), trial.attack
-    victims, update, size = _sent(trial)
-    if trial.kind == "baseline":
-        plain = stage.update(victims.undefended())
-        target = signal_free(plain, trial.scenario.seed)
-    elif part.aware:
-        target = update
-    else:
-        target = replace(update, protocol=update.protocol.model_copy(update=UNAWARE))
-    found = part.build().run(
-        victims.clients[0].model,
-        target,
-        labels=victims.truth.labels if part.labels == "known" else None,
-        seed=trial.scenario.seed,
-        on_progress=progress,
-        checkpoint=scratch / "attack.checkpoint",
-        compiling=trial.scenario.compiling,
-    )
-    truth, pool = victims.truth, victims.line_ups
-    scores, chance = score(found, truth.images, truth.labels, pool.images, pool.labels, stage.lpips)
-    found.save(scratch / FOUND)
-    result = Result(
-        scores=scores,
-        chance=chance,
-        protocol=target.protocol,
-        bytes_sent=size,
-        seconds=found.seconds,
-    )
-    return result, {FOUND: scratch / FOUND}
-
-
-def _utility(trial: Trial, scratch: Path, progress: Progress) -> Done:
-    """What a network learns from such clients."""
-    assert trial.scenario.utility is not None
-    follow, part = without_match(progress), trial.scenario.utility
-    return Result(utility=measured_utility(_stage(trial), trial.protection, part, follow)), {}
-
-
-def _path(trial: Trial, scratch: Path, progress: Progress) -> Done:
-    """How straight the client's path was."""
-    victims, _, _ = _sent(trial)
-    return Result(path=straightness(victims.clients[0], without_match(progress))), {}
-
-
-KINDS: dict[Kind, Callable[[Trial, Path, Progress], Done]] = {
-    "attack": _attack,
-    "baseline": _attack,
-    "utility": _utility,
-    "path": _path,
-}
-"""How a trial of each kind is done."""
-
-
-def _stage(trial: Trial) -> Stage:
-    """Its setting, which other trials share."""
-    stage = _read_stage(trial.scenario.model_dump_json())
-    if stage.dataset.fingerprint != trial.spec["images"]:
-        raise LeakscopeError("data.source: the images have changed meanwhile: run the audit again")
-    return stage
-
-
-def _sent(trial: Trial) -> tuple[Victims, Update, int]:
-    """Clients, what the server sees of them, and how many bytes one of them sends."""
-    scenario, protection = trial.scenario.model_dump_json(), trial.protection.model_dump_json()
-    return _trained(scenario, protection, trial.client)
-
-
-@lru_cache(maxsize=2)
-def _read_stage(scenario: str) -> Stage:
-    return Stage.of(Scenario.model_validate_json(scenario))
-
-
-@lru_cache(maxsize=4)
-def _trained(scenario: str, protection: str, client: int) -> tuple[Victims, Update, int]:
-    stage = _read_stage(scenario)
-    victims = stage.victims(stage.network(), Protection.model_validate_json(protection), client)
-    update = stage.update(victims)
-    own = update if len(victims.clients) == 1 else stage.sent(victims.clients[0])
-    return victims, update, sent_bytes(own)
-
-
-def forget() -> None:
-    """Read everything anew: files may have changed since the last audit in this process."""
-    load.cache_clear()
-    _read_stage.cache_clear()
-    _trained.cache_clear()

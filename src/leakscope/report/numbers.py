@@ -59,6 +59,9 @@ class Row:
         match: final distance, mean over clients.
         seconds: spent on all clients.
         quality: what needs the truth, or ``None``.
+        replay: mean replay score, or empty.
+        agreeing: how many images two attempts agree on, or empty.
+        baseline_agreeing: the same without an update.
     """
 
     attack: str
@@ -66,10 +69,14 @@ class Row:
     match: str
     seconds: str
     quality: Quality | None
+    replay: str = ""
+    agreeing: str = ""
+    baseline_agreeing: str = ""
 
 
 def row(attack: AttackEvidence) -> Row:
     """The numbers of one attack."""
+    replays = [run.replay for run in attack.runs if run.replay is not None]
     finals = [run.found.history["match"][-1].item() for run in attack.runs]
     return Row(
         attack=attack.name,
@@ -77,6 +84,9 @@ def row(attack: AttackEvidence) -> Row:
         match=f"{fmean(finals):.3g}",
         seconds=f"{sum(run.found.seconds for run in attack.runs):,.0f}",
         quality=_quality(attack) if attack.findings else None,
+        replay=f"{fmean(replays):.3f}" if replays else "",
+        agreeing=f"{attack.agreeing} of {attack.attempted}" if attack.attempted else "",
+        baseline_agreeing=str(attack.baseline_agreeing) if attack.attempted else "",
     )
 
 

@@ -113,10 +113,21 @@ def _unmodelled(attacks: list[AttackEvidence]) -> str:
 
 
 def _not_measured(attacks: list[AttackEvidence]) -> Verdict:
+    sentence = (
+        "How much leaked cannot be measured without the original images: look at the pictures "
+        "below."
+    )
+    strongest = max(attacks, key=lambda attack: attack.agreeing - attack.baseline_agreeing)
+    if strongest.agreeing > strongest.baseline_agreeing:
+        sentence = (
+            f"Two attempts from different starts read the same {strongest.agreeing} of "
+            f"{strongest.attempted} images out of {_updates(strongest)}, and "
+            f"{strongest.baseline_agreeing} out of noise: most likely they are real. "
+            "Look at them below."
+        )
     return Verdict(
         level="not measured",
-        sentence="How much leaked cannot be measured without the original images: "
-        "look at the pictures below.",
+        sentence=sentence,
         detail=f"Tried: {efforts(attacks)}. Whatever a person recognises in the pictures has "
         "leaked. Look at the final match too: the nearer to 0, the better the pictures explain "
         "the update. A good match with unrecognisable pictures does not show that nothing leaked.",
@@ -133,7 +144,7 @@ def subject(recognised: int, total: int) -> str:
 
 
 def _updates(attack: AttackEvidence) -> str:
-    count = len(attack.findings)
+    count = len(attack.runs)
     return "this update" if count == 1 else f"these {count} updates"
 
 
