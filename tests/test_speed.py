@@ -146,7 +146,7 @@ class Viewing(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(1, 4, 3, padding=1)
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
         self.fc = nn.Linear(4 * 12 * 12, 5)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -155,12 +155,12 @@ class Viewing(nn.Module):
 
 @pytest.mark.parametrize(
     ("model", "layout"),
-    [(tiny(), torch.channels_last), (Viewing(), torch.contiguous_format)],
+    [(tiny(channels=3), torch.channels_last), (Viewing(), torch.contiguous_format)],
     ids=["flatten", "view"],
 )
 def test_channels_come_last_where_the_network_allows_it(
     model: nn.Module, layout: torch.memory_format
 ) -> None:
-    update = ls.Client(model, *examples(), epochs=2, lr=0.05).train()
+    update = ls.Client(model, *examples(channels=3), epochs=2, lr=0.05).train()
     assert Problem.of(model, update, None).layout == layout
     papers.sme(5).run(model, update)

@@ -88,22 +88,6 @@ class Configuration:
         return self.setting if self.defence == "none" else f"{self.setting}; {self.defence}"
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """How alike two attempts from different starts are, without any truth.
-
-    Attempts that agree have read the same images out of the update; on noise in its place they
-    agree only as far as what is expected of any image makes them.
-
-    Attributes:
-        psnr: of every image of the first with the nearest of the second, one to one [dB].
-        baseline: the same for two attempts on noise.
-    """
-
-    psnr: tuple[float, ...]
-    baseline: tuple[float, ...]
-
-
 @dataclass(frozen=True, eq=False)
 class Evidence:
     """One attack on one client.
@@ -120,7 +104,9 @@ class Evidence:
             every attack on it.
         configuration: label of the :class:`Configuration` under which the client trained.
         replay: how well training on what was found explains the update, 1 being fully, or ``None``.
-        agreement: of two attempts from different starts, or ``None``.
+        baseline_replay: the same for noise in place of the update.
+        agreement: PSNR of every image of one attempt with that of another from a different start
+            [dB], or empty. Noise gives high values, too: it says how far to trust the details.
         recipe: name of the recipe, where ``attack`` is a label of the user's; empty if not told.
     """
 
@@ -135,7 +121,8 @@ class Evidence:
     configuration: str = "none"
     recipe: str = ""
     replay: float | None = None
-    agreement: Agreement | None = None
+    baseline_replay: float | None = None
+    agreement: tuple[float, ...] = ()
 
 
 def versions() -> dict[str, str]:

@@ -21,7 +21,6 @@ from leakscope.attack.solver import Progress
 from leakscope.audit.captured import complete
 from leakscope.audit.collect import failed, found, result
 from leakscope.audit.evidence import (
-    Agreement,
     Configuration,
     Evidence,
     Provenance,
@@ -106,19 +105,19 @@ class Record:
         row: what the folder it is in is called, which stands for a round; empty if there is none.
         client: its number in that folder.
         attacks: one attempt, or two where there is no truth.
-        baselines: the same on noise.
+        baseline: the first one on noise.
     """
 
     file: Path
     row: str
     client: int
     attacks: tuple[Recorded, ...]
-    baselines: tuple[Recorded, ...]
+    baseline: Recorded
 
     @property
     def trials(self) -> list[Recorded]:
         """All of them."""
-        return [*self.attacks, *self.baselines]
+        return [*self.attacks, self.baseline]
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +183,7 @@ def written(records: Sequence[Record]) -> str:
     for record in records:
         entry = {
             "trial": record.attacks[0].id,
-            "baseline": record.baselines[0].id,
+            "baseline": record.baseline.id,
             "setting": record.row,
             "defence": "none",
             "attack": record.attacks[0].request.attack.label,
@@ -192,7 +191,7 @@ def written(records: Sequence[Record]) -> str:
             "file": str(record.file),
         }
         lines.append(json.dumps(entry))
-        lines += [json.dumps({"trial": t.id}) for t in record.attacks[1:] + record.baselines[1:]]
+        lines += [json.dumps({"trial": other.id}) for other in record.attacks[1:]]
     return "\n".join(lines) + "\n"
 
 
@@ -203,15 +202,11 @@ def collect(
     evidence: list[Evidence] = []
     configurations: dict[str, Configuration] = {}
     for record in records:
-        attacks, baselines = (
-            [result(trial, store) for trial in side] for side in (record.attacks, record.baselines)
-        )
-        if None in attacks or None in baselines:
+        done = [each for trial in record.trials if (each := result(trial, store)) is not None]
+        if len(done) < len(record.trials):
             continue
-        one, other = attacks[0], baselines[0]
-        assert one is not None
-        assert other is not None
-        run = _evidence(request, record, store, one, other)
+        one = done[0]
+        run = _evidence(request, record, store, one, done[-1])
         evidence.append(run)
         configurations.setdefault(
             run.configuration, Configuration(setting=record.row, bytes_sent=one.bytes_sent or 0)
@@ -240,7 +235,8 @@ def _evidence(
 ) -> Evidence:
     """All that is known about one record."""
     update, _ = _read(request.model_dump_json(), record.file)
-    truth = finding = agreement = None
+    truth = finding = None
+    agreement: tuple[float, ...] = ()
     place = request.truth_of(record.file)
     if place is not None:
         had, _ = _truth(request, place)
@@ -250,7 +246,8 @@ def _evidence(
         assert one.chance is not None
         finding = Finding(scores=one.scores, baseline=other.scores, chance=one.chance)
     else:
-        agreement = Agreement(_agreed(record.attacks, store), _agreed(record.baselines, store))
+        first, second = (found(store, attempt.id).images for attempt in record.attacks)
+        agreement = tuple(measure.images(first, second).psnr.tolist())
     return Evidence(
         request.attack.label,
         record.client,
@@ -262,13 +259,9 @@ def _evidence(
         configuration=record.row or "none",
         recipe=request.attack.name,
         replay=one.replay,
+        baseline_replay=other.replay,
         agreement=agreement,
     )
-
-
-def _agreed(attempts: Sequence[Recorded], store: Store) -> tuple[float, ...]:
-    first, second = (found(store, attempt.id).images for attempt in attempts)
-    return tuple(measure.images(first, second).psnr.tolist())
 
 
 def _record(request: Request, file: Path, number: int) -> Record:
@@ -298,7 +291,7 @@ def _record(request: Request, file: Path, number: int) -> Record:
         "" if file.parent == request.folder else file.parent.name,
         number,
         tuple(trial("attack", seed) for seed in seeds),
-        tuple(trial("baseline", seed) for seed in seeds),
+        trial("baseline", STARTS[0]),
     )
 
 

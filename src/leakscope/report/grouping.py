@@ -9,7 +9,7 @@ from statistics import fmean
 
 from leakscope.audit.evidence import Configuration, Evidence, Provenance
 from leakscope.errors import LeakscopeError
-from leakscope.measure import RECOGNISABLE_DB, Finding, Interval
+from leakscope.measure import Finding, Interval
 from leakscope.report.shares import excess
 
 
@@ -66,19 +66,19 @@ class AttackEvidence:
         return sum(sum(finding.baseline.reidentified) for finding in self.findings)
 
     @property
-    def attempted(self) -> int:
-        """How many images were looked for twice, from different starts."""
-        return sum(len(run.agreement.psnr) for run in self.runs if run.agreement)
+    def replay(self) -> tuple[float, float] | None:
+        """Mean replay score and that of the baseline, where clients can be replayed."""
+        pairs = [
+            (run.replay, run.baseline_replay)
+            for run in self.runs
+            if run.replay is not None and run.baseline_replay is not None
+        ]
+        return (fmean(p[0] for p in pairs), fmean(p[1] for p in pairs)) if pairs else None
 
     @property
-    def agreeing(self) -> int:
-        """How many of them came out alike."""
-        return sum(_alike(run.agreement.psnr) for run in self.runs if run.agreement)
-
-    @property
-    def baseline_agreeing(self) -> int:
-        """The same on an update without signal."""
-        return sum(_alike(run.agreement.baseline) for run in self.runs if run.agreement)
+    def agreement(self) -> list[float]:
+        """PSNR between two attempts, of every image that was looked for twice."""
+        return [value for run in self.runs for value in run.agreement]
 
     @property
     def leakage(self) -> Interval:
@@ -92,10 +92,6 @@ class AttackEvidence:
             return (-math.inf, 0.0)
         beyond = self.recognised - self.baseline_recognised
         return (beyond / len(self.psnr), fmean(self.psnr))
-
-
-def _alike(psnr: Sequence[float]) -> int:
-    return sum(value >= RECOGNISABLE_DB for value in psnr)
 
 
 @dataclass(frozen=True, eq=False)

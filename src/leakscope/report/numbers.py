@@ -60,8 +60,8 @@ class Row:
         seconds: spent on all clients.
         quality: what needs the truth, or ``None``.
         replay: mean replay score, or empty.
-        agreeing: how many images two attempts agree on, or empty.
-        baseline_agreeing: the same without an update.
+        baseline_replay: the same without an update.
+        agreement: mean PSNR between two attempts, or empty.
     """
 
     attack: str
@@ -70,13 +70,13 @@ class Row:
     seconds: str
     quality: Quality | None
     replay: str = ""
-    agreeing: str = ""
-    baseline_agreeing: str = ""
+    baseline_replay: str = ""
+    agreement: str = ""
 
 
 def row(attack: AttackEvidence) -> Row:
     """The numbers of one attack."""
-    replays = [run.replay for run in attack.runs if run.replay is not None]
+    replay, baseline = attack.replay or (None, None)
     finals = [run.found.history["match"][-1].item() for run in attack.runs]
     return Row(
         attack=attack.name,
@@ -84,9 +84,9 @@ def row(attack: AttackEvidence) -> Row:
         match=f"{fmean(finals):.3g}",
         seconds=f"{sum(run.found.seconds for run in attack.runs):,.0f}",
         quality=_quality(attack) if attack.findings else None,
-        replay=f"{fmean(replays):.3f}" if replays else "",
-        agreeing=f"{attack.agreeing} of {attack.attempted}" if attack.attempted else "",
-        baseline_agreeing=str(attack.baseline_agreeing) if attack.attempted else "",
+        replay="" if replay is None else f"{replay:.3f}",
+        baseline_replay="" if baseline is None else f"{baseline:.3f}",
+        agreement=f"{fmean(attack.agreement):.1f}" if attack.agreement else "",
     )
 
 

@@ -97,7 +97,7 @@ def _facts(
         "attacks": attacks,
         "clients": sorted({run.client for run in evidence}),
         "facts": facts(plain_clients(groups), provenance),
-        "attempted": any(run.agreement is not None for run in evidence),
+        "attempted": any(run.agreement for run in evidence),
         "finished": len(evidence),
         "ignored_phrase": IGNORED,
         "knowledge": knowledge(groups),

@@ -113,24 +113,21 @@ def _unmodelled(attacks: list[AttackEvidence]) -> str:
 
 
 def _not_measured(attacks: list[AttackEvidence]) -> Verdict:
-    sentence = (
-        "How much leaked cannot be measured without the original images: look at the pictures "
-        "below."
-    )
-    strongest = max(attacks, key=lambda attack: attack.agreeing - attack.baseline_agreeing)
-    if strongest.agreeing > strongest.baseline_agreeing:
-        sentence = (
-            f"Two attempts from different starts read the same {strongest.agreeing} of "
-            f"{strongest.attempted} images out of {_updates(strongest)}, and "
-            f"{strongest.baseline_agreeing} out of noise: most likely they are real. "
-            "Look at them below."
+    explained = max((attack.replay for attack in attacks if attack.replay), default=None)
+    said = ""
+    if explained is not None:
+        said = (
+            f" Training on what was found leads to the same update by {explained[0]:.2f} (1 is "
+            f"fully); on what was found in noise of the same size, by {explained[1]:.2f}."
         )
     return Verdict(
         level="not measured",
-        sentence=sentence,
+        sentence="How much leaked cannot be measured without the original images: "
+        "look at the pictures below.",
         detail=f"Tried: {efforts(attacks)}. Whatever a person recognises in the pictures has "
-        "leaked. Look at the final match too: the nearer to 0, the better the pictures explain "
-        "the update. A good match with unrecognisable pictures does not show that nothing leaked.",
+        f"leaked.{said} Look at the final match too: the nearer to 0, the better the pictures "
+        "explain the update. A good match with unrecognisable pictures does not show that nothing "
+        "leaked.",
     )
 
 
