@@ -146,7 +146,6 @@ def laughs(levels: int) -> str:
         "name: " + "[" * 100_000,
         "vary: {" + ", ".join(f"client.x{i}: [1, 2, 3, 4]" for i in range(40)) + "}",
         "client: {epochs: " + "9" * 5000 + "}",
-        "&a name: *a",
         "\x00",
         "name: !!python/object/apply:os.system [true]",
     ],

@@ -273,7 +273,7 @@ def test_an_attack_too_large_for_the_memory_fails_alone(
         "import torch\nfrom torch import nn\n"
         "class Hungry(nn.Sequential):\n"
         "    def forward(self, x):\n"
-        "        if len(x) > 2:\n"
+        "        if len(x) == 3:\n"
         "            torch.ones(1 << 45)\n"
         "        return super().forward(x)\n\n"
     )

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import os
+import socket
 from collections.abc import Generator, Iterable
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +18,8 @@ from leakscope.audit.crew import Follow, J, Lost, R, Weigh, Work, nothing
 from leakscope.errors import LeakscopeError
 
 SECONDS_BETWEEN_LOOKS = 0.5
+
+SECONDS_TO_ANSWER = 10.0
 
 
 class Cluster:
@@ -35,6 +38,7 @@ class Cluster:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns of it
         self._ray: Any = ray
         self._threads = threads
+        _check_reachable(address)
         try:
             ray.init(
                 address=None if address == "local" else address,
@@ -102,6 +106,17 @@ class Cluster:
             return self._ray.get(done)
         except self._ray.exceptions.RayError as error:
             return Lost(f"its worker was lost ({type(error).__name__})")
+
+
+def _check_reachable(address: str) -> None:
+    """Refuse an address where nobody answers: Ray itself would try for minutes."""
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if not colon or not port.isdecimal():
+        return  # a word, such as auto
+    try:
+        socket.create_connection((host, int(port)), timeout=SECONDS_TO_ANSWER).close()
+    except (OSError, OverflowError) as error:
+        raise LeakscopeError(f"--ray {address}: no cluster there: {error}") from None
 
 
 def _serve(work: Work[J, R], job: J, threads: int) -> R:

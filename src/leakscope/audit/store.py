@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -49,8 +50,9 @@ class Store:
         """Make it and check that it can be written to, before any work starts."""
         with self._storing():
             self.fs.makedirs(self.root, exist_ok=True)
-            self.fs.pipe_file(self._path(".writable"), b"yes")
-            self.fs.rm_file(self._path(".writable"))
+            probe = self._path(f".writable-{uuid.uuid4().hex}")  # others may try at the same time
+            self.fs.pipe_file(probe, b"yes")
+            self.fs.rm_file(probe)
 
     def finished(self) -> list[str]:
         """Ids of the trials that are there, damaged or not."""

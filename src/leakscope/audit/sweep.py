@@ -128,6 +128,7 @@ class _Sweep:
                 self.board.pause(job)
             else:
                 self._handle(job, result)
+        self.taken.clear()  # they wait with the others
 
     def finish(self, budget: float | None, deadline: float | None) -> None:
         """Do what is left, the longest first; with ``budget`` what fits it, by repetition."""
