@@ -114,14 +114,12 @@ class Job:
         out: where the result goes.
         folder: that relative paths in the scenario start from.
         memory: bytes that its process may hold, or ``None`` for all there are.
-        estimate: seconds that it is expected to take, or ``None``.
     """
 
     trial: Trial
     out: str
     folder: str = field(default_factory=os.getcwd)
     memory: int | None = None
-    estimate: float | None = None
 
 
 @dataclass(frozen=True)
