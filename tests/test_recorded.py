@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +14,12 @@ import pytest
 import leakscope as ls
 from leakscope import report
 from leakscope.audit import read_back, run_recorded
-from leakscope.audit.recorded import Request
+from leakscope.audit.recorded import Request, _truth
 from leakscope.audit.scenario import AttackPart
+from leakscope.audit.status import rows
 from leakscope.cli import main
 from leakscope.errors import LeakscopeError
+from leakscope.report.listing import as_csv
 
 SME = AttackPart(name="sme", options={"iterations": 60})
 
@@ -194,3 +197,41 @@ def test_line_ups_need_somebody_else(recorded: Path) -> None:
     )
     with pytest.raises(LeakscopeError, match="--distractors"):
         run_recorded(request, recorded / "out")
+
+
+def test_without_the_truth_trials_are_listed_all_the_same(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(recorded)
+    short = SME.model_copy(update={"options": SME.options | {"iterations": 3}})
+    request = Request(folder=Path("recorded/round-0001"), model="cnn-cifar", attack=short)
+    run_recorded(request, recorded / "out")
+    listed = list(rows(recorded / "out"))
+    assert [row["client"] for row in listed] == [0, 1]
+    assert all(row["psnr"] is None and row["seconds"] > 0 for row in listed)
+    assert as_csv(listed).count("\n") == 3
+    monkeypatch.chdir(recorded / "truth")  # a report may be written from anywhere
+    assert len(read_back(recorded / "out")[0]) == 2
+    for trial in (recorded / "out" / "trials").iterdir():
+        shutil.rmtree(trial)
+    with pytest.raises(LeakscopeError, match="no attack is finished yet"):
+        read_back(recorded / "out")
+
+
+def test_nobody_stands_in_the_line_up_twice(recorded: Path, photos: ls.data.Dataset) -> None:
+    request = Request(
+        folder=recorded / "recorded",
+        model="cnn-cifar",
+        attack=SME,
+        truth=recorded / "truth",
+        distractors="photos",
+    )
+    had, others = _truth(request, recorded / "truth" / "client-0.npz")
+    assert len(others) == len(ls.data.load("photos", size=32)) - len(had)
+    near = (others.images[:, None] - had.images).abs().amax((2, 3, 4))
+    assert near.min() > 2 / 255
+    alone = request.model_copy(update={"distractors": None})
+    assert len(_truth(alone, recorded / "truth" / "client-0.npz")[1]) == 3
+    grey = request.model_copy(update={"distractors": "faces"})
+    with pytest.raises(LeakscopeError, match="--distractors: images of shape"):
+        grey.records()

@@ -12,13 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from leakscope.audit import Scenario, read_back, run
+from leakscope.audit import Means, Scenario, read_back, run
+from leakscope.audit.crew import Here
 from leakscope.audit.memory import at_most, is_shortage
 from leakscope.audit.plan import distinct, plan
+from leakscope.audit.progress import Board
 from leakscope.audit.schedule import Cost, ordered
 from leakscope.audit.status import COLUMNS, rows, status
 from leakscope.audit.store import MANIFEST, Store
+from leakscope.audit.sweep import sweep
+from leakscope.audit.trial import Job, Outcome
 from leakscope.cli import main
 from leakscope.errors import LeakscopeError, StorageError
 
@@ -194,9 +199,48 @@ def test_more_memory_than_allowed_is_an_error_and_no_death() -> None:
     torch.ones(2**20)
 
 
-def test_means_out_of_range_are_refused() -> None:
-    from leakscope.audit import Means
+def test_a_trial_that_needs_more_than_its_share_gets_all_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second try is allowed everything; what fails then has failed."""
+    allowed: list[int | None] = []
 
+    def hungry(job: Job, progress: Any) -> Outcome:
+        allowed.append(job.memory)
+        return Outcome("done" if job.memory == 1000 else "short", "out of memory")
+
+    class Two(Here):
+        processes = 2
+
+        def __init__(self) -> None:
+            self.most, self.share = 1000, 500
+
+    monkeypatch.setattr("leakscope.audit.sweep.Here", Two)
+    monkeypatch.setattr("leakscope.audit.sweep.perform", hungry)
+    (trial, *_) = distinct(plan(scenario().settings()))
+    store = Store(tmp_path)
+    with Board() as board:
+        assert sweep(store, [trial], Means(), board) == 1
+    assert allowed == [500, 1000]
+    assert not store.failures()
+
+
+def test_labels_are_shown_as_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = [{"name": "ig", "label": "a[/x] [red]", "options": {"iterations": 3}}]
+    (trial, *_) = distinct(plan(scenario(attacks=odd).settings()))
+    screen = io.StringIO()
+    terminal = Console(file=screen, width=200, force_terminal=True)
+    monkeypatch.setattr("leakscope.audit.progress.Console", lambda stderr: terminal)
+    with Board() as board:
+        board.expect(1, 0)
+        board.follow(Job(trial, str(tmp_path)), 0.5, 0.1)
+        board._bars.refresh()
+    assert "a[/x] [red], client 0" in screen.getvalue()
+
+
+def test_means_out_of_range_are_refused() -> None:
     with pytest.raises(LeakscopeError, match="processes"):
         Means(processes=0)
     with pytest.raises(LeakscopeError, match="threads"):

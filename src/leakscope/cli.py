@@ -54,7 +54,9 @@ THREADS = Annotated[
 RAY = Annotated[
     str | None, typer.Option(help="Address of a Ray cluster, or 'local': trials run there.")
 ]
-BUDGET = Annotated[str | None, typer.Option(help="Time it may take: 90s, 20m, 2h.")]
+BUDGET = Annotated[
+    str | None, typer.Option(help="Time after which no trial is begun: 90s, 20m, 2h.")
+]
 
 SCENARIO = Annotated[Path, typer.Argument(help="A scenario file (YAML).")]
 FAIL_ABOVE = Annotated[
@@ -118,7 +120,6 @@ def audit(
     finished work is kept. Two audits into the same folder share the work.
     """
     from leakscope.audit import Scenario, run, run_recorded
-    from leakscope.audit.progress import watching
 
     means = _means(processes, threads, ray, budget)
     if subject.is_dir():
@@ -127,10 +128,7 @@ def audit(
         return
     if model or option or truth or distractors or known or attack != "auto":
         raise LeakscopeError(f"{subject} is a scenario, which says all of that itself")
-    resolved = Scenario.load(subject)
-    with watching() as watch:
-        evidence, provenance = run(resolved, out, means, watch, _command())
-    _conclude(evidence, provenance, out, fail_above)
+    _conclude(*run(Scenario.load(subject), out, means, _command()), out, fail_above)
 
 
 def _request(
@@ -184,16 +182,13 @@ def advise(
     to go on after an interruption.
     """
     from leakscope.audit import Scenario, knobs, run_settings
-    from leakscope.audit.progress import watching
     from leakscope.audit.store import Store
 
     means = _means(processes, threads, ray, budget)
     resolved = Scenario.load(scenario)
     Store(out).prepare()
-    with watching() as watch:
-        settings = knobs(resolved, watch)
-        evidence, provenance = run_settings(settings[0][1], settings, out, means, watch, _command())
-    _conclude(evidence, provenance, out)
+    settings = knobs(resolved)
+    _conclude(*run_settings(settings[0][1], settings, out, means, _command()), out)
 
 
 @app.command()
@@ -228,7 +223,7 @@ def results(
     if to is not None and format is Format.TABLE:
         raise LeakscopeError("--to: a file is csv, json or parquet: say which by --format")
     if to is not None:
-        listing.write(rows(out), format.value, to)
+        listing.write(rows(out), format, to)
     elif format is Format.TABLE:
         listing.show(rows(out))
     elif format is Format.PARQUET:
@@ -268,10 +263,12 @@ def _conclude(
 ) -> None:
     """Write what was found, say it in a sentence, and fail if it is more than is accepted."""
     from leakscope import report
+    from leakscope.audit.store import Store
 
-    page = f"{out}/report.html" if "://" in out else str((Path(out) / "report.html").resolve())
+    place = Store(out).url
+    page = f"{place}/report.html"
     report.write(evidence, provenance, page)
-    results = report.write_results(evidence, provenance, out)
+    results = report.write_results(evidence, provenance, place)
     summary = report.summary(evidence, provenance)
     for text in filter(None, (summary.sentence, summary.advice)):
         typer.echo(text)

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from leakscope.attack.retrace import length
-from leakscope.audit.progress import Watch, unwatched
+from leakscope.audit.progress import watching
 from leakscope.audit.scenario import NONE, Protection, Scenario, UtilityPart
 from leakscope.audit.stage import Stage
 from leakscope.audit.utility import check_utility
@@ -23,7 +23,7 @@ FACTORS = (0.25, 4.0)
 """By which local epochs and batch size are multiplied; the local data only grows."""
 
 
-def knobs(scenario: Scenario, watch: Watch = unwatched) -> list[tuple[str, Scenario]]:
+def knobs(scenario: Scenario) -> list[tuple[str, Scenario]]:
     """The scenario as it is, and with one thing changed at a time: what that is, and the result.
 
     Local epochs, batch size and local data size, clipping with noise, and sparse updates. Each
@@ -31,7 +31,6 @@ def knobs(scenario: Scenario, watch: Watch = unwatched) -> list[tuple[str, Scena
 
     Args:
         scenario: one client setting; it must neither vary anything nor name defences.
-        watch: follows the training that comes before, if the scenario has any.
     """
     if scenario.vary or scenario.defences != (Protection(label=NONE),):
         raise LeakscopeError("advise turns the knobs itself: take vary and defences out")
@@ -39,7 +38,7 @@ def knobs(scenario: Scenario, watch: Watch = unwatched) -> list[tuple[str, Scena
     stage = Stage.of(base)
     stage.check()
     check_utility(stage, base.utility or UtilityPart())
-    with watch("federated rounds") as progress:
+    with watching() as watch, watch("federated rounds") as progress:
         network = stage.network(progress)
     update = stage.sent(stage.victims(network, base.defences[0], 0).clients[0])
     return [("", base), *_settings(base, stage), *_defended(base, update)]

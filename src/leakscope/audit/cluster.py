@@ -52,6 +52,7 @@ class Cluster:
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         able = [node for node in nodes if node.get("CPU", 0) >= threads]
         if not able:
+            ray.shutdown()
             raise LeakscopeError(f"--threads {threads}: no machine there has as many cores")
         places = [int(node["CPU"]) // threads for node in able]
         memory = [int(node["memory"]) for node in able]
@@ -105,7 +106,8 @@ class Cluster:
         try:
             return self._ray.get(done)
         except self._ray.exceptions.RayError as error:
-            return Lost(f"its worker was lost ({type(error).__name__})")
+            reason = str(error).strip().splitlines()[-1:]  # of a traceback, what went wrong
+            return Lost(" ".join([f"its worker was lost: {type(error).__name__}", *reason]))
 
 
 def _check_reachable(address: str) -> None:

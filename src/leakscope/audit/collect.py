@@ -38,8 +38,6 @@ def collect(
     planned, failures = sum(len(row.pairs) for row in rows), failed(distinct(rows), store)
     if not evidence:
         raise LeakscopeError("\n".join(dict.fromkeys(failures)) or "no attack is finished yet")
-    if len(evidence) == planned:
-        store.tidy()
     stage = Stage.of(rows[0].scenario)
     names = {Stage.of(row.scenario).dataset.class_names for row in rows}
     return evidence, Provenance(
@@ -115,10 +113,9 @@ def found(store: Store, trial: str) -> Reconstruction:
     """What the attack of a finished trial found."""
     if store.folder is not None:
         return Reconstruction.load(store.folder / "trials" / trial / FOUND)
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(store.read(trial, FOUND))
-        file.flush()
-        return Reconstruction.load(Path(file.name))
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / FOUND).write_bytes(store.read(trial, FOUND))
+        return Reconstruction.load(Path(folder) / FOUND)
 
 
 def _each(names: Iterable[str]) -> str:

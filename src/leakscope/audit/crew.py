@@ -231,7 +231,7 @@ def _news(worker: _Worker, follow: Follow[Any], limit: float) -> tuple[Any] | No
                 return (news,)
             worker.since = time.monotonic()
             follow(worker.job, share, news)
-    except (EOFError, ConnectionError):
+    except (EOFError, OSError):
         return (Lost("its process died, perhaps for want of memory"),)
     if time.monotonic() - worker.since > limit:
         return (Lost(f"gave no sign of life for {limit:.0f} s"),)
@@ -270,7 +270,10 @@ def _serve(connection: Connection[Any, Any], stop: Event, threads: int) -> None:
             raise KeyboardInterrupt
         if time.monotonic() - reported >= SECONDS_BETWEEN_REPORTS:
             reported = time.monotonic()
-            connection.send((done / total, None if match is None else match.item()))
+            try:
+                connection.send((done / total, None if match is None else match.item()))
+            except OSError:  # nobody is there any more
+                raise KeyboardInterrupt from None
 
     with suppress(KeyboardInterrupt, EOFError, OSError):
         while True:

@@ -9,13 +9,32 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _STATUS, _SYSTEM = Path("/proc/self/status"), Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+_CONTAINER = {
+    _CGROUP / "memory.max": _CGROUP / "memory.current",
+    _CGROUP / "memory/memory.limit_in_bytes": _CGROUP / "memory/memory.usage_in_bytes",
+}
+
+UNKNOWN = 2**40
+"""Where the system does not say how much memory there is: no guard, then."""
 
 
 def available() -> int:
-    """Bytes that new work may take on this machine."""
+    """Bytes that new work may take on this machine, or in this container."""
     if _SYSTEM.exists():
-        return _field(_SYSTEM, "MemAvailable")
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 0.8)
+        return min(_field(_SYSTEM, "MemAvailable"), *_in_container())
+    if hasattr(os, "sysconf"):
+        return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 0.8)
+    return UNKNOWN
+
+
+def _in_container() -> list[int]:
+    """Bytes that are left of what the container may hold (cgroups of version 2 and 1)."""
+    left = []
+    for most, used in _CONTAINER.items():
+        with suppress(OSError, ValueError):  # not there, or "max"
+            left.append(max(0, int(most.read_text()) - int(used.read_text())))
+    return left
 
 
 def fresh_peak() -> int:
@@ -32,8 +51,10 @@ def peak_memory() -> int:
     """
     if _STATUS.exists():
         return _field(_STATUS, "VmHWM")
-    import resource
-
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

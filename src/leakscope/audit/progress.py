@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -19,11 +19,6 @@ SECONDS_BETWEEN_LINES = 0.1
 
 Watch = Callable[[str], AbstractContextManager[OnProgress | None]]
 """Announces a piece of work by its name and gives the callback that follows it."""
-
-
-def unwatched(work: str) -> AbstractContextManager[OnProgress | None]:
-    """Follows nothing."""
-    return nullcontext()
 
 
 @contextmanager
@@ -111,7 +106,7 @@ class Board:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        self._bars.console.print(text, style="yellow", highlight=False)
+        self._bars.console.print(text, style="yellow", highlight=False, markup=False)
 
     def _show(self) -> None:
         if self._whole is None:
@@ -138,7 +133,7 @@ def duration(seconds: float) -> str:
 def _bars(share: TextColumn, transient: bool = False) -> Progress:
     console = Console(stderr=True)
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),  # names of the user's own
         BarColumn(bar_width=14),
         share,
         TextColumn("{task.fields[match]}"),

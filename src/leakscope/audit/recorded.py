@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
-from torch import Tensor
+from pydantic import BaseModel, ConfigDict, field_validator
 
 import leakscope
 from leakscope import data, measure, models
@@ -36,6 +35,9 @@ from leakscope.federated import sent_bytes
 from leakscope.federated.local import behaviour
 from leakscope.measure import Finding, score, signal_free
 from leakscope.update import Update
+
+NEAR = 1.5 / 255
+"""Images that differ by no more in any pixel are the same."""
 
 STARTS = (0, 1)
 """Seeds of the two attempts that are compared where there is no truth."""
@@ -62,6 +64,12 @@ class Request(BaseModel):
     truth: Path | None = None
     distractors: str | None = None
     known: dict[str, Any] = {}
+
+    @field_validator("folder", "truth")
+    @classmethod
+    def _from_anywhere(cls, path: Path | None) -> Path | None:
+        """A report may be written from another folder than the audit."""
+        return None if path is None else path.absolute()
 
     def records(self) -> list[Record]:
         """Every record with the trials that it takes; what cannot be done is refused."""
@@ -138,6 +146,7 @@ class Recorded(Trial):
     def words(self) -> str:
         """What a person would call it."""
         text = f"{self.file.parent.name}/{self.file.stem}: {self.request.attack.label}"
+        text += f", start {self.seed}" if self.seed else ""
         return text + (", baseline" if self.kind == "baseline" else "")
 
     @cached_property
@@ -215,8 +224,6 @@ def collect(
     failures = failed(trials, store)
     if not evidence:
         raise LeakscopeError("\n".join(dict.fromkeys(failures)) or "no attack is finished yet")
-    if len(evidence) == len(records):
-        store.tidy()
     _, model = _read(request.model_dump_json(), records[0].file)
     return evidence, Provenance(
         title=f"Updates recorded in {request.folder.name}",
@@ -330,19 +337,27 @@ def _truth(request: Request, place: Path) -> tuple[Dataset, Dataset]:
     """What a client had, and images for the line-ups that it did not have."""
     assert request.truth is not None
     had = _images(f"npz:{place}")
+    _, height, width = had.shape
     if request.distractors is not None:
-        return had, _images(request.distractors)
-    mine = {image.numpy().tobytes() for image in had.images}
-    others = [_images(f"npz:{file}") for file in sorted(request.truth.rglob("*.npz"))]
-    images: dict[bytes, tuple[Tensor, Tensor]] = {}
-    for dataset in others:
-        for image, label in zip(dataset.images, dataset.labels, strict=True):
-            if (key := image.numpy().tobytes()) not in mine:
-                images.setdefault(key, (image, label))
-    if not images:
-        return had, had.select([])
-    stacked = [torch.stack(side) for side in zip(*images.values(), strict=True)]
-    return had, Dataset("others", stacked[0], stacked[1], had.class_names)
+        others = _images(request.distractors, size=height)
+    else:
+        others = _everything(request.truth, (height, width))
+    if others.shape != had.shape:
+        raise LeakscopeError(
+            f"--distractors: images of shape {others.shape} are no line-up for {had.shape}"
+        )
+    # Images that went through files of bytes differ by as much as rounding.
+    far = [bool((had.images - image).abs().amax((1, 2, 3)).min() > NEAR) for image in others.images]
+    return had, others.select([index for index, away in enumerate(far) if away])
+
+
+@lru_cache(maxsize=1)
+def _everything(folder: Path, size: tuple[int, int]) -> Dataset:
+    """The images of all clients."""
+    files = sorted(folder.rglob("*.npz"))
+    parts = [part for file in files if (part := _images(f"npz:{file}")).shape[1:] == size]
+    images, labels = (torch.cat([getattr(p, name) for p in parts]) for name in ("images", "labels"))
+    return Dataset("all clients", images, labels, max((p.class_names for p in parts), key=len))
 
 
 _images = lru_cache(maxsize=64)(data.load)
@@ -352,3 +367,4 @@ def forget() -> None:
     """Read everything anew: files may have changed since the last audit in this process."""
     _read.cache_clear()
     _images.cache_clear()
+    _everything.cache_clear()

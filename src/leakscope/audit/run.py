@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from leakscope.audit import recorded
+from leakscope.audit import recorded, simulated
 from leakscope.audit.collect import collect
 from leakscope.audit.evidence import Evidence, Provenance
 from leakscope.audit.plan import Settings, distinct, plan, written
-from leakscope.audit.progress import Board, Watch, unwatched
+from leakscope.audit.progress import Board, watching
 from leakscope.audit.recorded import Request
 from leakscope.audit.scenario import Scenario
-from leakscope.audit.simulated import forget
 from leakscope.audit.stage import Stage
 from leakscope.audit.store import Store
 from leakscope.audit.sweep import Means, sweep
@@ -26,7 +25,6 @@ def run(
     scenario: Scenario,
     out: str | Path,
     means: Means | None = None,
-    watch: Watch = unwatched,
     command: str = "",
 ) -> tuple[list[Evidence], Provenance]:
     """Run all attacks on all clients of ``scenario`` and leave everything in ``out``.
@@ -38,10 +36,9 @@ def run(
         scenario: what to do.
         out: folder, or URL that fsspec can open, for the results.
         means: how; in this process by default.
-        watch: follows training that comes before.
         command: for the report.
     """
-    return run_settings(scenario, scenario.settings(), out, means, watch, command)
+    return run_settings(scenario, scenario.settings(), out, means, command)
 
 
 def run_settings(
@@ -49,7 +46,6 @@ def run_settings(
     settings: Settings,
     out: str | Path,
     means: Means | None = None,
-    watch: Watch = unwatched,
     command: str = "",
 ) -> tuple[list[Evidence], Provenance]:
     """Run all attacks on all clients of all ``settings``, each with its defences.
@@ -59,10 +55,9 @@ def run_settings(
         settings: scenarios with nothing left to vary, each with what it is called.
         out: folder or URL for the results.
         means: how; in this process by default.
-        watch: follows training that comes before.
         command: for the report.
     """
-    forget()
+    simulated.forget()
     rows, store = plan(settings), Store(out)
     store.prepare()
     content = {
@@ -73,9 +68,11 @@ def run_settings(
     store.write(RUN, json.dumps(content))
     store.write(PLAN, written(rows))
     store.write("scenario.yaml", scenario.dump())
-    _train(settings, watch)
+    _train(settings)
+    trials = distinct(rows)
     with Board() as board:
-        sweep(store, distinct(rows), means or Means(), board)
+        sweep(store, trials, means or Means(), board)
+    store.tidy([trial.id for trial in trials])
     return collect(rows, store, scenario, command)
 
 
@@ -96,30 +93,39 @@ def run_recorded(
     content = {"recorded": request.model_dump(mode="json"), "command": command}
     store.write(RUN, json.dumps(content))
     store.write(PLAN, recorded.written(records))
+    trials = list({trial.id: trial for each in records for trial in each.trials}.values())
     with Board() as board:
-        sweep(store, [t for each in records for t in each.trials], means or Means(), board)
+        sweep(store, trials, means or Means(), board)
+    store.tidy([trial.id for trial in trials])
     return recorded.collect(request, records, store, command)
 
 
 def read_back(out: str | Path) -> tuple[list[Evidence], Provenance]:
     """What an audit has found so far, whether or not it still runs."""
-    forget()
+    simulated.forget()
+    recorded.forget()
     store = Store(out)
     try:
         content = json.loads(store.text(RUN))
+        command = str(content["command"])
         if "recorded" in content:
             request = Request.model_validate(content["recorded"])
-            return recorded.collect(request, request.records(), store, content["command"])
-        scenario = Scenario.model_validate(content["scenario"])
-        settings = [(name, Scenario.model_validate(each)) for name, each in content["settings"]]
+        else:
+            scenario = Scenario.model_validate(content["scenario"])
+            settings = [(name, Scenario.model_validate(each)) for name, each in content["settings"]]
     except (OSError, ValueError, KeyError, TypeError):
         raise LeakscopeError(f"{out} has no {RUN}: give the folder of an audit") from None
-    return collect(plan(settings), store, scenario, content["command"])
+    if "recorded" in content:
+        return recorded.collect(request, request.records(), store, command)
+    return collect(plan(settings), store, scenario, command)
 
 
-def _train(settings: Settings, watch: Watch) -> None:
+def _train(settings: Settings) -> None:
     """Networks that are trained first: once, before many processes want them."""
-    for _, scenario in settings:
-        if scenario.federation is not None:
+    trained = [scenario for _, scenario in settings if scenario.federation is not None]
+    if not trained:
+        return
+    with watching() as watch:
+        for scenario in trained:
             with watch("federated rounds") as progress:
                 Stage.of(scenario).network(progress)

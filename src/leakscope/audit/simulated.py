@@ -95,7 +95,7 @@ def _attack(trial: Simulated, scratch: Path, progress: Progress) -> Done:
         scores=scores,
         chance=chance,
         protocol=target.protocol,
-        bytes_sent=size,
+        bytes_sent=None if trial.kind == "baseline" else size,
         seconds=found.seconds,
     )
     return result, {FOUND: scratch / FOUND}

@@ -12,7 +12,7 @@ from typing import Any
 
 from leakscope.audit.run import PLAN
 from leakscope.audit.store import Store
-from leakscope.audit.trial import Result, load_result
+from leakscope.audit.trial import RESULT, Result, load_result
 from leakscope.errors import LeakscopeError
 
 RECENT = 20
@@ -40,6 +40,10 @@ COLUMNS: dict[str, type] = {
 }
 """Of a table with one row per attack on a client: PSNR [dB] and SSIM are means over its images,
 ``psnr_best`` is the image that leaked most; memory in bytes, of the process."""
+
+
+_TOLD = {"trial", "setting", "defence", "attack", "client"}
+"""Columns that the plan fills."""
 
 
 @dataclass(frozen=True)
@@ -94,16 +98,18 @@ def rows(out: str | Path) -> Iterator[dict[str, Any]]:
     there = set(store.finished())
     for entry in _plan(store):
         pair = [entry["trial"], entry.get("baseline")]
-        if pair[1] is not None and there.issuperset(pair) and all(map(store.sound, pair)):
+        if pair[1] is not None and all(n in there and store.sound(n, RESULT) for n in pair):
             attack, baseline = (load_result(store, name) for name in pair)
             told = {name: entry[name] for name in COLUMNS if name in entry}
             yield {**told, **_numbers(attack, baseline)}
 
 
 def _numbers(attack: Result, baseline: Result) -> dict[str, Any]:
+    """What was measured; ``None`` for what needs the truth where there is none."""
     one, other = attack.scores, baseline.scores
-    assert one is not None
-    assert other is not None
+    cost = {"seconds": attack.seconds, "memory": attack.memory}
+    if one is None or other is None:
+        return dict.fromkeys(COLUMNS.keys() - _TOLD) | cost
     count = len(one.psnr)
     return {
         "images": count,
@@ -117,8 +123,7 @@ def _numbers(attack: Result, baseline: Result) -> dict[str, Any]:
         "baseline_psnr": sum(other.psnr) / count,
         "ssim": sum(one.ssim) / count,
         "label_accuracy": one.label_accuracy,
-        "seconds": attack.seconds,
-        "memory": attack.memory,
+        **cost,
     }
 
 

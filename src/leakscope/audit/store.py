@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -58,15 +58,16 @@ class Store:
         """Ids of the trials that are there, damaged or not."""
         return self._names("trials")
 
-    def sound(self, trial: str) -> bool:
-        """Whether a trial is there with every bit of what was written."""
+    def sound(self, trial: str, only: str | None = None) -> bool:
+        """Whether a trial is there with every bit of what was written, or of one file of it."""
         try:
             manifest = json.loads(self.read(trial, MANIFEST))
+            names = manifest if only is None else [only]
             return bool(manifest) and all(
-                hashlib.sha256(self.read(trial, name)).hexdigest() == expected
-                for name, expected in manifest.items()
+                hashlib.sha256(self.read(trial, name)).hexdigest() == manifest[name]
+                for name in names
             )
-        except (OSError, ValueError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError):
             return False
 
     def read(self, trial: str, name: str) -> bytes:
@@ -118,10 +119,14 @@ class Store:
                 raise
 
     def quarantine(self, trial: str) -> None:
-        """Put a damaged trial aside."""
-        with self._storing():
-            kept = self._names("quarantine")
-            place = self._path("quarantine", f"{trial}.{len(kept)}")
+        """Put a damaged trial aside.
+
+        At a URL one without a manifest is none: another machine may just be writing it.
+        """
+        if self.folder is None and not self.fs.exists(self._path("trials", trial, MANIFEST)):
+            return
+        place = self._path("quarantine", f"{trial}.{uuid.uuid4().hex[:8]}")
+        with self._storing(), suppress(FileNotFoundError):  # somebody else has done it
             self.fs.makedirs(self._path("quarantine"), exist_ok=True)
             self.fs.mv(self._path("trials", trial), place, recursive=True)
         logging.getLogger("leakscope").warning(
@@ -157,13 +162,10 @@ class Store:
         with self._storing():
             self._work.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self._work / f"{trial}.lock", timeout=0)
+        with self._storing():
+            ours = _acquired(lock)
         try:
-            lock.acquire()
-        except Timeout:
-            yield False
-            return
-        try:
-            yield True
+            yield ours
         finally:
             lock.release()
 
@@ -173,15 +175,20 @@ class Store:
             return []
         found = []
         for file in sorted(self._work.glob("*.lock")):
-            with self.claim(file.stem) as free:
+            # Who may not write there cannot tell.
+            with suppress(StorageError), self.claim(file.stem) as free:
                 if not free:
                     found.append(file.stem)
         return found
 
-    def tidy(self) -> None:
-        """Remove what work left behind, once all of it is done."""
-        if not self.claimed():
-            shutil.rmtree(self._work, ignore_errors=True)
+    def tidy(self, trials: Iterable[str]) -> None:
+        """Remove the locks of those ``trials`` that are finished, and the folder they were in."""
+        done = set(self.finished())
+        for trial in trials:
+            if trial in done:
+                (self._work / f"{trial}.lock").unlink(missing_ok=True)
+        with suppress(OSError):  # not empty, or not there
+            self._work.rmdir()
 
     def write(self, name: str, text: str) -> None:
         """Write a text file, whole or not at all."""
@@ -211,6 +218,14 @@ class Store:
         except OSError as error:
             reason = error.strerror or str(error)
             raise StorageError(f"cannot write to {self.name}: {reason}") from None
+
+
+def _acquired(lock: FileLock) -> bool:
+    try:
+        lock.acquire()
+    except Timeout:  # an OSError, but none of the store's
+        return False
+    return True
 
 
 def write_whole(path: str | Path, text: str) -> None:

@@ -59,10 +59,11 @@ def sweep(store: Store, trials: Sequence[Trial], means: Means, board: Board) -> 
     if not missing:
         return 0
     # Decided by the whole plan, not by what is left of it: bits depend on the number of threads.
-    threads = means.threads or max(1, cores() // len(trials))
+    # What cores a cluster's machines have is not known here.
+    threads = means.threads or (1 if means.ray else max(1, cores() // len(trials)))
     with _crew(means, threads, min(len(missing), means.processes)) as crew:
         work = _Sweep(store, crew, board)
-        work.begin(trials, missing, hurry=deadline is not None)
+        work.begin(trials, missing, deadline)
         left = None if deadline is None else (deadline - time.monotonic()) * crew.processes
         work.finish(left, deadline)
     return work.done
@@ -108,7 +109,9 @@ class _Sweep:
         self.left: Counter[str] = Counter()
         self.done = 0
 
-    def begin(self, trials: Sequence[Trial], missing: Sequence[Trial], hurry: bool) -> None:
+    def begin(
+        self, trials: Sequence[Trial], missing: Sequence[Trial], deadline: float | None
+    ) -> None:
         """Find out what trials cost, from finished ones or from the beginning of one of a kind."""
         self.waiting = {trial.id: trial for trial in missing}
         self.left.update(trial.alike for trial in missing)
@@ -118,17 +121,18 @@ class _Sweep:
                 known = load_result(self.store, trial.id)
                 self.costs[kind] = Cost(known.seconds, known.memory)
                 del kinds[kind]
-        if len(missing) <= self.crew.processes and not hurry:
+        if len(missing) <= self.crew.processes and deadline is None:
             return  # all start at once
         self.queue.extend(self._job(trial) for trial in kinds.values())
-        found = self.crew.do(probe, self._jobs(None), self.board.follow, weigh=self._weight)
+        found = self.crew.do(probe, self._jobs(deadline), self.board.follow, weigh=self._weight)
         for job, result in found:
             if isinstance(result, Cost):
                 self.costs[job.trial.alike] = result
                 self.board.pause(job)
             else:
                 self._handle(job, result)
-        self.taken.clear()  # they wait with the others
+        self.taken.clear()  # they wait with the others, and so does what was not probed in time
+        self.queue.clear()
 
     def finish(self, budget: float | None, deadline: float | None) -> None:
         """Do what is left, the longest first; with ``budget`` what fits it, by repetition."""

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -144,9 +145,12 @@ class Outcome:
 
 def perform(job: Job, progress: Progress) -> Outcome:
     """Do a trial and store it; whatever goes wrong in it is its outcome and stops no other."""
-    store, trial = Store(job.out), job.trial
+    trial = job.trial
     try:
-        with contextlib.chdir(job.folder), store.claim(trial.id) as ours, at_most(job.memory):
+        store = Store(job.out)
+        # A machine of a cluster may have no such folder, and need none.
+        there = contextlib.chdir(job.folder) if Path(job.folder).is_dir() else nullcontext()
+        with there, store.claim(trial.id) as ours, at_most(job.memory):
             if not ours:
                 return Outcome("taken")
             if store.sound(trial.id):  # somebody else has done it meanwhile

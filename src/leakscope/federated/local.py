@@ -79,9 +79,14 @@ def behaviour(model: nn.Module, shape: tuple[int, ...]) -> str:
         shape: (C, H, W) of an image.
     """
     some = next(model.parameters())
-    noise = torch.randn((2, *shape), generator=torch.Generator().manual_seed(0)).to(some)
+    noise = torch.rand((2, *shape), generator=torch.Generator().manual_seed(0)).to(some)
     with torch.no_grad():
-        answer = copy.deepcopy(model).eval()(noise)
+        try:
+            # Processors differ in the last bits: of many digits the first ones are the same.
+            answer = copy.deepcopy(model).double().eval()(noise.double())
+            answer = (answer / answer.abs().max().clamp_min(1e-30)).mul(1e6).round().long()
+        except RuntimeError:  # not made for double precision
+            answer = copy.deepcopy(model).eval()(noise)
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     return digest({**model.state_dict(), "answer": answer}, repr(trained))
 

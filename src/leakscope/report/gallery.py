@@ -76,13 +76,13 @@ def exhibits(
     attack: AttackEvidence, class_names: Sequence[str], lossless: bool = True
 ) -> list[Exhibit]:
     """The images of one attack, the most leaked first; of very many only the first."""
-    places = [(run, index) for run in attack.runs for index in range(_count(run))]
+    places = [(run, index) for run in attack.runs for index in range(count(run))]
     places.sort(key=lambda place: _leaked(*place), reverse=True)
     make = (_exhibit(run, index, class_names, lossless) for run, index in places[:MOST_SHOWN])
     return list(make)
 
 
-def _count(run: Evidence) -> int:
+def count(run: Evidence) -> int:
     """Originals, or reconstructions where there is no truth."""
     return len(run.found.images) if run.truth is None else len(run.truth.images)
 

@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -16,8 +16,6 @@ from leakscope.audit.progress import duration
 from leakscope.audit.status import COLUMNS, Status
 from leakscope.audit.store import write_whole
 from leakscope.errors import LeakscopeError
-
-Format = Literal["table", "csv", "json", "parquet"]
 
 SHOWN = ("setting", "defence", "attack", "client", "recognised", "images", "psnr", "baseline_psnr")
 """Columns that fit a terminal."""
@@ -30,8 +28,14 @@ def show(rows: Rows) -> None:
     grid = Table(*(name.replace("_", " ") for name in SHOWN))
     for row in rows:
         cells = [row[name] for name in SHOWN]
-        grid.add_row(*(f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells))
+        grid.add_row(*map(_shown, cells))
     Console(highlight=False, markup=False).print(grid)
+
+
+def _shown(cell: Any) -> str:
+    if cell is None:
+        return ""
+    return f"{cell:.1f}" if isinstance(cell, float) else str(cell)
 
 
 def as_csv(rows: Rows) -> str:
@@ -65,7 +69,7 @@ def write_parquet(rows: Rows, path: Path) -> None:
         raise LeakscopeError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def write(rows: Rows, kind: Format, path: Path) -> None:
+def write(rows: Rows, kind: str, path: Path) -> None:
     """Write a file of the given format."""
     if kind == "parquet":
         write_parquet(rows, path)

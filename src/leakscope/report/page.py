@@ -17,7 +17,7 @@ from leakscope.report.advice import IGNORED
 from leakscope.report.assumptions import facts, knowledge, plain_clients
 from leakscope.report.costs import percent, promise, scope, size
 from leakscope.report.frontier import frontier, points
-from leakscope.report.gallery import Exhibit, clearest, exhibits, few, same_image
+from leakscope.report.gallery import Exhibit, clearest, count, exhibits, few, same_image
 from leakscope.report.grouping import AttackEvidence, Group, strongest_first
 from leakscope.report.matrix import matrix, panel_id
 from leakscope.report.methods import attack_methods, defence_methods
@@ -35,7 +35,8 @@ class Panel:
         column: which attack, from 0.
         group: the configuration.
         attack: the attack.
-        shown: every picture.
+        shown: the pictures.
+        total: how many there are.
         strongest: whether the attack decides the configuration's verdict.
     """
 
@@ -45,6 +46,7 @@ class Panel:
     group: Group
     attack: AttackEvidence
     shown: list[Exhibit]
+    total: int
     strongest: bool
 
 
@@ -126,6 +128,7 @@ def _panels(
             group=group,
             attack=attack,
             shown=exhibits(attack, provenance.class_names, lossless),
+            total=sum(map(count, attack.runs)),
             strongest=attack is group.strongest,
         )
         for number, group in enumerate(groups)
