@@ -229,7 +229,8 @@ def test_labels_are_shown_as_they_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd = [{"name": "ig", "label": "a[/x] [red]", "options": {"iterations": 3}}]
-    (trial, *_) = distinct(plan(scenario(attacks=odd).settings()))
+    trials = distinct(plan(scenario(attacks=odd).settings()))
+    trial = next(trial for trial in trials if trial.kind == "attack")
     screen = io.StringIO()
     terminal = Console(file=screen, width=200, force_terminal=True)
     monkeypatch.setattr("leakscope.audit.progress.Console", lambda stderr: terminal)
