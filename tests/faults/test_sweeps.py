@@ -259,7 +259,7 @@ def test_a_failing_trial_stops_no_other(desk: Path, figures: Counter[str]) -> No
     code, said = finished(desk)
     figures["trials that fail"] += 9
     assert code == 3, said
-    assert "failed: idlg, client 0: " in said
+    assert "failed: 9 trials, such as idlg, client 0: " in said
     assert "12 of 18 attacks are finished" in said
     assert len(done(desk)) == TRIALS
     assert "failed: idlg-000" in finished_status(desk)

@@ -37,7 +37,7 @@ def collect(
         configurations += configured
     planned, failures = sum(len(row.pairs) for row in rows), failed(distinct(rows), store)
     if not evidence:
-        raise LeakscopeError("\n".join(dict.fromkeys(failures)) or "no attack is finished yet")
+        raise nothing_yet(distinct(rows), failures, store)
     stage = Stage.of(rows[0].scenario)
     names = {Stage.of(row.scenario).dataset.class_names for row in rows}
     return evidence, Provenance(
@@ -54,10 +54,29 @@ def collect(
     )
 
 
+def nothing_yet(trials: Iterable[Trial], failures: Iterable[str], store: Store) -> LeakscopeError:
+    """Why there is no evidence."""
+    there = set(store.finished())
+    if there.isdisjoint(trial.id for trial in trials) and there and not failures:
+        return LeakscopeError(
+            f"{store.name} has {len(there)} finished trials, but none of what this audit is now: "
+            "the images, the network or leakscope have changed since: run it again"
+        )
+    return LeakscopeError("\n".join(dict.fromkeys(failures)) or "no attack is finished yet")
+
+
 def failed(trials: Iterable[Trial], store: Store) -> tuple[str, ...]:
-    """Which of them failed, and why."""
-    known = store.failures()
-    return tuple(f"{t.words}: {known[t.id]['error']}" for t in trials if t.id in known)
+    """Why some of them failed, a line for each reason."""
+    known, reasons = store.failures(), dict[str, list[str]]()
+    for trial in trials:
+        if trial.id in known:
+            reasons.setdefault(known[trial.id]["error"], []).append(trial.words)
+    return tuple(
+        f"{words[0]}: {error}"
+        if len(words) == 1
+        else f"{len(words)} trials, such as {words[0]}: {error}"
+        for error, words in reasons.items()
+    )
 
 
 def _row(row: Row, store: Store) -> tuple[list[Evidence], list[Configuration]]:

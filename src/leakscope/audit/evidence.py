@@ -159,7 +159,7 @@ class Provenance:
         class_names: of the labels, may be empty.
         configurations: the ways in which clients trained, in order; one if nothing varies.
         planned: how many attacks on clients there are to be, if some are not among the evidence.
-        failures: why attacks failed, a line each.
+        failures: why trials failed, a line for each reason.
         versions: of what the numbers depend on besides the scenario.
         date: when, ISO 8601.
     """

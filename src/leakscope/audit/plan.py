@@ -65,7 +65,11 @@ def plan(settings: Settings) -> list[Row]:
 
 def distinct(rows: Sequence[Row]) -> list[Trial]:
     """All trials; what several configurations share comes once."""
-    return list({trial.id: trial for row in rows for trial in row.trials}.values())
+    found: dict[str, Trial] = {}
+    for row in rows:
+        for trial in row.trials:
+            found.setdefault(trial.id, trial)
+    return list(found.values())
 
 
 def written(rows: Sequence[Row]) -> str:

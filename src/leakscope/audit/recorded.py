@@ -18,7 +18,7 @@ from leakscope import data, measure, models
 from leakscope.attack.retrace import replay_score
 from leakscope.attack.solver import Progress
 from leakscope.audit.captured import complete
-from leakscope.audit.collect import failed, found, result
+from leakscope.audit.collect import failed, found, nothing_yet, result
 from leakscope.audit.evidence import (
     Configuration,
     Evidence,
@@ -223,7 +223,7 @@ def collect(
     trials = [trial for record in records for trial in record.trials]
     failures = failed(trials, store)
     if not evidence:
-        raise LeakscopeError("\n".join(dict.fromkeys(failures)) or "no attack is finished yet")
+        raise nothing_yet(trials, failures, store)
     _, model = _read(request.model_dump_json(), records[0].file)
     return evidence, Provenance(
         title=f"Updates recorded in {request.folder.name}",
