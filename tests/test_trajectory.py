@@ -16,6 +16,7 @@ from torch.nn import functional
 
 import leakscope as ls
 from leakscope.audit import Scenario, run
+from leakscope.audit.trial import Result
 from leakscope.federated.local import snapshot
 from leakscope.measure import Straightness, straightness, trajectory
 from leakscope.report import render
@@ -183,24 +184,23 @@ def scenario(shares: str) -> Scenario:
 
 def test_every_client_is_measured_once(tmp_path: Path) -> None:
     first, _ = run(scenario("weights"), tmp_path)
-    files = sorted((tmp_path / "clients").glob("*.json"))
+    files = sorted(tmp_path.glob("trials/path-*/result.json"))
     assert len(files) == 2
     for trial in first:
-        stored = Straightness.model_validate_json(files[trial.client].read_text())
+        stored = Result.model_validate_json(files[trial.client].read_text()).path
+        assert stored is not None
         assert trial.straightness == stored
         assert stored.total_steps == 3
-    marked = STRAIGHT.model_copy(update={"total_steps": 99})
-    files[0].write_text(marked.model_dump_json())
-    files[1].write_text("{")
+    times = {file: file.stat().st_mtime_ns for file in files}
     again, _ = run(scenario("weights"), tmp_path)
-    expected = [marked if trial.client == 0 else trial.straightness for trial in first]
-    assert [trial.straightness for trial in again] == expected
+    assert [trial.straightness for trial in again] == [trial.straightness for trial in first]
+    assert {file: file.stat().st_mtime_ns for file in files} == times
 
 
 def test_one_gradient_has_no_path(tmp_path: Path) -> None:
     evidence, _ = run(scenario("gradient"), tmp_path)
     assert all(trial.straightness is None for trial in evidence)
-    assert not list((tmp_path / "clients").glob("*.json"))
+    assert not list(tmp_path.glob("trials/path-*"))
 
 
 # In the report
