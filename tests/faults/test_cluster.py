@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -78,3 +79,69 @@ def test_no_cluster_at_the_address_is_one_clear_line(desk: Path) -> None:
     code, said = finished(desk, "--ray", "127.0.0.1:9")
     assert code == 2
     assert said.startswith("error: --ray 127.0.0.1:9: no cluster there")
+
+
+WORK = """
+import time
+
+def slowly(job, progress):
+    time.sleep(job)
+    return job
+
+def badly(job, progress):
+    raise ModuleNotFoundError("No module named 'leakscope'")
+"""
+
+LARGE = """
+import sys, threading
+from ray.cluster_utils import Cluster as Machines
+from leakscope.audit.cluster import Cluster
+from leakscope.audit.crew import Lost
+from leakscope.errors import LeakscopeError
+from work import badly, slowly
+
+settings = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
+head = {"include_dashboard": False, "memory": 2**30, **settings}
+machines = Machines(initialize_head=True, head_node_args=head)
+large = machines.add_node(memory=4 * 2**30, **settings)
+follow = lambda job, share, match: None
+with Cluster(machines.address, 1) as cluster:
+    assert cluster.most == 4 * 2**30
+    kill = lambda: machines.remove_node(large, allow_graceful=False)
+    threading.Timer(4, kill).start()
+    both = list(cluster.do(slowly, [100, 101], follow, weigh=lambda job: 3 * 2**30))
+    assert all(isinstance(result, Lost) for _, result in both), both
+    said = open("said.txt", "w")
+    print([result.reason for _, result in both], cluster.most, file=said)
+    print(list(cluster.do(slowly, [0], follow, weigh=lambda job: 3 * 2**30)), file=said)
+    try:
+        list(cluster.do(badly, [0], follow))
+    except LeakscopeError as error:
+        print(error, file=said)
+    said.close()
+machines.shutdown()
+"""
+
+
+def test_what_only_a_dead_machine_could_hold_does_not_wait_for_it(
+    tmp_path: Path, figures: Counter[str]
+) -> None:
+    """And a machine on which leakscope cannot be imported is named at once."""
+    (tmp_path / "work.py").write_text(WORK)
+    end = subprocess.run(
+        [sys.executable, "-c", LARGE],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    figures["machines killed"] += 1
+    assert end.returncode == 0, end.stderr[-3000:]
+    lost, done, refused = (tmp_path / "said.txt").read_text().splitlines()
+    assert "no machine that is left has the memory for it" in lost
+    assert str(2**30) in lost
+    assert done == "[(0, 0)]"
+    assert refused.startswith("a machine of the cluster cannot run leakscope: ")
+    assert "ModuleNotFoundError" in refused
+    assert "install the same version" in refused

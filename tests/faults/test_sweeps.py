@@ -252,6 +252,60 @@ def test_two_audits_in_one_folder_share_the_work(
     assert essence(desk) == undisturbed
 
 
+ELSEWHERE = f"""
+import fsspec
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
+
+class Elsewhere(DirFileSystem):
+    protocol = "elsewhere"
+
+    def __init__(self):
+        super().__init__("elsewhere", LocalFileSystem(auto_mkdir=True))
+
+fsspec.register_implementation("elsewhere", Elsewhere)
+{SHARE.replace('Store("out")', 'Store("elsewhere://out")')}
+"""
+"""The same at a URL, where nothing can be locked or renamed."""
+
+
+def test_two_audits_at_one_url_may_work_twice_and_lose_nothing(
+    desk: Path, undisturbed: Essence, figures: Counter[str]
+) -> None:
+    command = [sys.executable, "-c", ELSEWHERE]
+    homes = [os.environ | {"LEAKSCOPE_CACHE": str(desk / f"machine{n}")} for n in range(2)]
+    both = [
+        subprocess.Popen(command, cwd=desk, env=home, stdout=subprocess.PIPE, text=True)
+        for home in homes
+    ]
+    did = [int(process.communicate(timeout=300)[0]) for process in both]
+    figures["audits side by side"] += 2
+    assert sum(did) >= TRIALS
+    assert min(did) > 0
+    found = essence(desk / "elsewhere")
+    figures["trials checked"] += TRIALS
+    figures["trials lost"] += len(undisturbed.keys() - found.keys())
+    assert found == undisturbed
+
+
+def test_a_budget_leaves_whole_clients_and_the_next_one_goes_on(desk: Path) -> None:
+    scenario = {key: value for key, value in sweeps.SCENARIO.items() if key != "utility"}
+    sweeps.desk(desk, scenario | {"client": scenario["client"] | {"count": 90}})
+    code, said = finished(desk, "--budget", "25s")
+    assert code == 0, said
+    assert " trials fit the budget" in said
+    assert "run the same audit again for the others" in said
+    check_whole(desk)
+    first = {trial: trial.stat().st_mtime_ns for trial in done(desk)}
+    clients = Counter(int(trial.name.split("-")[-2]) for trial in first)
+    assert all(clients[client] == 6 for client in range(max(clients)))  # two attacks on three each
+    assert max(clients) < 89
+    assert finished(desk, "--budget", "15s")[0] == 0
+    second = {trial: trial.stat().st_mtime_ns for trial in done(desk)}
+    assert len(second) > len(first)
+    assert first.items() <= second.items()
+
+
 def test_a_failing_trial_stops_no_other(desk: Path, figures: Counter[str]) -> None:
     failing = {"name": "idlg", "options": {"iterations": 5}}  # takes one example, there are two
     scenario = sweeps.SCENARIO | {"attacks": [*sweeps.SCENARIO["attacks"], failing]}

@@ -49,12 +49,19 @@ class Cluster:
         except (ConnectionError, ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split())
             raise LeakscopeError(f"--ray {address}: no cluster there: {reason}") from None
-        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        able = [node for node in nodes if node.get("CPU", 0) >= threads]
-        if not able:
+        try:
+            self._count_machines()
+        except LeakscopeError:
             ray.shutdown()
-            raise LeakscopeError(f"--threads {threads}: no machine there has as many cores")
-        places = [int(node["CPU"]) // threads for node in able]
+            raise
+
+    def _count_machines(self) -> None:
+        """See which are alive: some may have died, or come."""
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        able = [node for node in nodes if node.get("CPU", 0) >= self._threads]
+        if not able:
+            raise LeakscopeError(f"--threads {self._threads}: no machine there has as many cores")
+        places = [int(node["CPU"]) // self._threads for node in able]
         memory = [int(node["memory"]) for node in able]
         self.processes, self.most = sum(places), max(memory)
         self.share = min(size // count for size, count in zip(memory, places, strict=True))
@@ -86,17 +93,25 @@ class Cluster:
         """
         ray = self._ray
         task = ray.remote(num_cpus=self._threads, max_retries=0)(_serve)
-        waiting, running = iter(jobs), dict[Any, J]()
+        waiting, running, memory = iter(jobs), dict[Any, J](), dict[Any, int]()
         try:
             while True:
                 while len(running) < self.processes and (job := next(waiting, None)) is not None:
-                    place = task.options(memory=min(weigh(job), self.most))
-                    running[place.remote(work, job, self._threads)] = job
+                    room = min(weigh(job), self.most)
+                    under_way = task.options(memory=room).remote(work, job, self._threads)
+                    running[under_way], memory[under_way] = job, room
                     follow(job, 0.0, None)
                 if not running:
                     return
-                for done in ray.wait(list(running), timeout=SECONDS_BETWEEN_LOOKS)[0]:
+                finished, _ = ray.wait(list(running), timeout=SECONDS_BETWEEN_LOOKS)
+                for done in finished:
                     yield running.pop(done), self._result(done)
+                if finished:
+                    continue
+                self._count_machines()
+                for stuck in [each for each in running if memory[each] > self.most]:
+                    ray.cancel(stuck)
+                    yield running.pop(stuck), Lost("no machine that is left has the memory for it")
         finally:
             for left in running:
                 with contextlib.suppress(Exception):  # whatever happens to what nobody waits for
@@ -105,6 +120,12 @@ class Cluster:
     def _result(self, done: Any) -> Any:
         try:
             return self._ray.get(done)
+        except self._ray.exceptions.RayTaskError as error:  # trials keep what goes wrong in them
+            reason = str(error).strip().splitlines()[-1]
+            raise LeakscopeError(
+                f"a machine of the cluster cannot run leakscope: {reason}: install the same "
+                "version of everything on all of them"
+            ) from None
         except self._ray.exceptions.RayError as error:
             reason = str(error).strip().splitlines()[-1:]  # of a traceback, what went wrong
             return Lost(" ".join([f"its worker was lost: {type(error).__name__}", *reason]))
