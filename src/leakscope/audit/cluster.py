@@ -121,14 +121,17 @@ class Cluster:
         try:
             return self._ray.get(done)
         except self._ray.exceptions.RayTaskError as error:  # trials keep what goes wrong in them
-            reason = str(error).strip().splitlines()[-1]
             raise LeakscopeError(
-                f"a machine of the cluster cannot run leakscope: {reason}: install the same "
-                "version of everything on all of them"
+                f"a machine of the cluster cannot run leakscope: {_last_line(error)}: install the "
+                "same version of everything on all of them"
             ) from None
         except self._ray.exceptions.RayError as error:
-            reason = str(error).strip().splitlines()[-1:]  # of a traceback, what went wrong
-            return Lost(" ".join([f"its worker was lost: {type(error).__name__}", *reason]))
+            return Lost(f"its worker was lost: {type(error).__name__} {_last_line(error)}".strip())
+
+
+def _last_line(error: Exception) -> str:
+    """Of a traceback, what went wrong."""
+    return "".join(str(error).strip().splitlines()[-1:])
 
 
 def _check_reachable(address: str) -> None:
