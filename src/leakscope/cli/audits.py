@@ -1,0 +1,251 @@
+"""Commands that run audits, and those that look at what audits left behind."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from leakscope.cli.options import (
+    BUDGET,
+    FAIL_ABOVE,
+    FINISHED,
+    OPTIONS,
+    PLACE,
+    PROCESSES,
+    RAY,
+    SCENARIO,
+    THREADS,
+    command_line,
+)
+from leakscope.errors import LeakscopeError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from leakscope.audit import Evidence, Means, Provenance
+    from leakscope.audit.recorded import Request
+
+LEAKED = 1
+"""Exit code of an audit that found more leakage than it was told to accept."""
+
+INCOMPLETE = 3
+"""Exit code of an audit some of whose attacks failed."""
+
+
+class Format(StrEnum):
+    """How trials are listed."""
+
+    TABLE = "table"
+    CSV = "csv"
+    JSON = "json"
+    PARQUET = "parquet"
+
+
+def audit(
+    subject: Annotated[
+        Path, typer.Argument(help="A scenario file (YAML), or a folder of recorded updates.")
+    ],
+    out: PLACE,
+    model: Annotated[
+        str | None, typer.Option(help="Of recorded updates: a name, or package.module:factory.")
+    ] = None,
+    attack: Annotated[str, typer.Option(help="On recorded updates.")] = "auto",
+    option: OPTIONS = None,
+    truth: Annotated[
+        Path | None, typer.Option(help="Folder of what recorded clients had: client-3.npz, ...")
+    ] = None,
+    distractors: Annotated[
+        str | None, typer.Option(help="Data set for line-ups; else the other clients' images.")
+    ] = None,
+    known: Annotated[
+        list[str] | None,
+        typer.Option(help="What recorded updates do not say, as epochs=5; repeatable."),
+    ] = None,
+    fail_above: FAIL_ABOVE = None,
+    processes: PROCESSES = None,
+    threads: THREADS = None,
+    ray: RAY = None,
+    budget: BUDGET = None,
+) -> None:
+    """Simulate clients, attack their updates, measure what came out, and write a report.
+
+    With a folder of recorded updates, attack those. Run it again to go on after an interruption:
+    finished work is kept. Two audits into the same folder share the work.
+    """
+    from leakscope.audit import Scenario, run, run_recorded
+
+    means = _means(processes, threads, ray, budget)
+    if subject.is_dir():
+        request = _request(subject, model, attack, option, truth, distractors, known)
+        _conclude(*run_recorded(request, out, means, command_line()), out, fail_above)
+        return
+    if model or option or truth or distractors or known or attack != "auto":
+        raise LeakscopeError(f"{subject} is a scenario, which says all of that itself")
+    _conclude(*run(Scenario.load(subject), out, means, command_line()), out, fail_above)
+
+
+def _request(
+    folder: Path,
+    model: str | None,
+    attack: str,
+    options: list[str] | None,
+    truth: Path | None,
+    distractors: str | None,
+    known: list[str] | None,
+) -> Request:
+    """What to do with recorded updates."""
+    from pydantic import ValidationError
+
+    from leakscope.audit.captured import named_values
+    from leakscope.audit.complaints import complaints
+    from leakscope.audit.recorded import Request
+    from leakscope.audit.scenario import AttackPart
+
+    if model is None:
+        raise LeakscopeError(
+            f"{folder} holds recorded updates: name their network by --model, a built-in one or "
+            "package.module:factory"
+        )
+    try:
+        part = AttackPart(name=attack, options=named_values("option", options or ()))
+    except ValidationError as error:
+        raise LeakscopeError("\n".join(complaints(error, AttackPart))) from None
+    return Request(
+        folder=folder,
+        model=model,
+        attack=part,
+        truth=truth,
+        distractors=distractors,
+        known=named_values("known", known or ()),
+    )
+
+
+def advise(
+    scenario: SCENARIO,
+    out: PLACE,
+    processes: PROCESSES = None,
+    threads: THREADS = None,
+    ray: RAY = None,
+    budget: BUDGET = None,
+) -> None:
+    """Turn the cheap knobs of a scenario one by one: what stops the leak at the least cost?
+
+    Local epochs, batch size, local data size, clipping with noise, sparse updates. Run it again
+    to go on after an interruption.
+    """
+    from leakscope.audit import Scenario, knobs, run_settings
+    from leakscope.audit.store import Store
+
+    means = _means(processes, threads, ray, budget)
+    resolved = Scenario.load(scenario)
+    Store(out).prepare()
+    settings = knobs(resolved)
+    _conclude(*run_settings(settings[0][1], settings, out, means, command_line()), out)
+
+
+def report(out: FINISHED, fail_above: FAIL_ABOVE = None) -> None:
+    """Write the report of an audit from what is finished, also while it runs."""
+    from leakscope.audit import read_back
+
+    evidence, provenance = read_back(out)
+    _conclude(evidence, provenance, out, fail_above)
+
+
+def status(out: FINISHED) -> None:
+    """Say how far an audit is: done, running, failed, and how long it will take."""
+    from leakscope.audit.status import status
+    from leakscope.report import listing
+
+    for line in listing.told(status(out)):
+        typer.echo(line)
+
+
+def results(
+    out: FINISHED,
+    format: Annotated[Format, typer.Option(help="For a person or for a program.")] = Format.TABLE,
+    to: Annotated[Path | None, typer.Option(help="File to write; needed for parquet.")] = None,
+) -> None:
+    """List every finished attack of an audit, also while it runs."""
+    from leakscope.audit.status import rows
+    from leakscope.report import listing
+
+    if to is not None and format is Format.TABLE:
+        raise LeakscopeError("--to: a file is csv, json or parquet: say which by --format")
+    if to is not None:
+        listing.write(rows(out), format, to)
+    elif format is Format.TABLE:
+        listing.show(rows(out))
+    elif format is Format.PARQUET:
+        raise LeakscopeError("--format parquet is not for the eye: name a file by --to")
+    else:
+        text = listing.as_csv(rows(out)) if format is Format.CSV else listing.as_json(rows(out))
+        typer.echo(text, nl=False)
+
+
+def _means(
+    processes: int | None, threads: int | None, ray: str | None, budget: str | None
+) -> Means:
+    """One process per core, unless asked otherwise."""
+    from leakscope.audit import Means
+    from leakscope.audit.crew import cores
+    from leakscope.audit.schedule import parse_budget
+
+    if ray is not None and processes is not None:
+        raise LeakscopeError("--processes: with --ray the cluster says how many: take one out")
+    return Means(
+        processes=processes or cores(),
+        threads=threads,
+        ray=ray,
+        budget=None if budget is None else parse_budget(budget),
+    )
+
+
+def _conclude(
+    evidence: Sequence[Evidence],
+    provenance: Provenance,
+    out: str,
+    fail_above: float | None = None,
+) -> None:
+    """Write what was found, say it in a sentence, and fail if it is more than is accepted."""
+    from leakscope import report
+    from leakscope.audit.store import Store
+
+    place = Store(out).url
+    page = f"{place}/report.html"
+    report.write(evidence, provenance, page)
+    results = report.write_results(evidence, provenance, place)
+    summary = report.summary(evidence, provenance)
+    for text in filter(None, (summary.sentence, summary.advice)):
+        typer.echo(text)
+    typer.echo(f"report: {page}")
+    for line in provenance.failures:
+        typer.secho(f"failed: {line}", fg="red", err=True)
+    if provenance.planned is not None:
+        typer.secho(
+            f"{len(evidence)} of {provenance.planned} attacks are finished: run the same audit "
+            "again for the others",
+            fg="yellow",
+            err=True,
+        )
+    leaking = []
+    if fail_above is not None:
+        leaking = [pair for pair in report.leakage(results) if pair[1] > fail_above]
+    for label, share in leaking:
+        typer.secho(f"{label}: {share:.0%} of the images leak", fg="red", err=True)
+    if leaking:
+        raise typer.Exit(LEAKED)
+    if provenance.failures:
+        raise typer.Exit(INCOMPLETE)
+
+
+def compare(
+    before: Annotated[Path, typer.Argument(help="Folder of an audit, or its results.json.")],
+    after: Annotated[Path, typer.Argument(help="Another one.")],
+) -> None:
+    """Set two audits side by side: did leakage rise, fall, or can nobody tell?"""
+    from leakscope import report
+
+    report.show_comparison(report.Results.load(before), report.Results.load(after))
