@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from leakscope.bench.table import Table
-from leakscope.bench.tables import agic, ig, nlsme, retrace, sapag, sme
+from leakscope.bench.tables import agic, auto, ig, nlsme, retrace, sapag, sme
 from leakscope.errors import unknown
 
 TABLES: dict[str, Table] = {
-    table.id: table for paper in (sme, nlsme, agic, ig, sapag, retrace) for table in paper.TABLES
+    table.id: table
+    for paper in (sme, nlsme, agic, ig, sapag, retrace, auto)
+    for table in paper.TABLES
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from leakscope.bench.table import Recipe, Row, Table, Victim
+from leakscope.bench.table import Pick, Recipe, Row, Table, Victim
 from leakscope.bench.tables.sme import CNN
 
 REFERENCE = "leakscope: Retrace, docs/retrace.md"
@@ -59,10 +59,11 @@ def _rows(
     ]
 
 
-def _single_step(data: str, examples: int) -> list[Row]:
+def _single_step(data: str, examples: int, pick: Pick = "random") -> list[Row]:
     """What one gradient of the same images gives away."""
-    victim = Victim(data=data, model=CNN[data], examples=examples, shares="gradient")
-    return _rows(f"{data} N={examples} single step", victim, ("IG",))
+    victim = Victim(data=data, model=CNN[data], examples=examples, shares="gradient", pick=pick)
+    whose = "one writer" if pick == "writer" else data
+    return _rows(f"{whose} N={examples} single step", victim, ("IG",))
 
 
 def _table_1() -> tuple[Row, ...]:
@@ -75,7 +76,17 @@ def _table_1() -> tuple[Row, ...]:
             )
             setting = f"{data} N={examples} E={epochs} B={batch}"
             rows += _rows(setting, victim, ("SME", "Retrace"), printed[position])
-    return tuple(rows)
+    for epochs in (10, 20, 50):  # the clients of SME's public code
+        victim = Victim(
+            data="femnist",
+            model=CNN["femnist"],
+            examples=50,
+            epochs=epochs,
+            batch_size=10,
+            pick="writer",
+        )
+        rows += _rows(f"one writer N=50 E={epochs} B=10", victim, ("SME", "Retrace"))
+    return (*rows, *_single_step("femnist", 50, pick="writer"))
 
 
 def _table_2() -> tuple[Row, ...]:

@@ -161,7 +161,7 @@ def _table_3() -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _federation(rounds: int) -> Training | None:
+def federation(rounds: int) -> Training | None:
     """Appendix D; round 1 is the fresh network."""
     if rounds == 1:
         return None
@@ -182,7 +182,7 @@ def _table_6() -> tuple[Row, ...]:
             examples=examples,
             epochs=epochs,
             batch_size=10,
-            trained=_federation(rounds),
+            trained=federation(rounds),
         )
         recipes = {"DLFA": DLFA["femnist"], "IG": IG, "SME": SME}
         setting = f"R={rounds} E={epochs} N={examples}"
