@@ -161,6 +161,16 @@ def test_file_problems_are_named(tmp_path: Path) -> None:
         Update.load(tmp_path / "huge.safetensors")
 
 
+@pytest.mark.parametrize("size", [2**63, 2**64 - 1])
+def test_empty_tensors_that_claim_to_be_endless_are_refused(size: int, tmp_path: Path) -> None:
+    header = {"before/w": {"dtype": "F32", "shape": [0, size], "data_offsets": [0, 0]}}
+    text = json.dumps(header).encode()
+    path = tmp_path / "endless.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    with pytest.raises(LeakscopeError, match="not a whole safetensors file"):
+        Update.load(path)
+
+
 def test_update_is_checked_against_the_model() -> None:
     update = tiny_update()
     update.check(tiny())

@@ -317,9 +317,11 @@ def read_safetensors(path: Path) -> tuple[State, dict[str, str]]:
             # Copies: what is read as a map of the file dies with it, and takes the process along.
             tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
             return tensors, file.metadata() or {}
-    except SafetensorError as error:
+    # An empty tensor may claim sizes that the library lets pass and torch cannot count.
+    except (SafetensorError, TypeError, RuntimeError, OverflowError) as error:
+        reason = str(error).splitlines()[0]
         raise LeakscopeError(
-            f"{path} is not a whole safetensors file ({error}): was it cut off in transfer?"
+            f"{path} is not a whole safetensors file ({reason}): was it cut off in transfer?"
         ) from None
 
 
