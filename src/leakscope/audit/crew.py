@@ -22,7 +22,7 @@ from torch import Tensor
 from leakscope.attack.solver import Progress
 from leakscope.audit.memory import available
 
-SECONDS_TO_STOP = 1.0
+SECONDS_TO_STOP = 0.6
 """After this a process that does not stop by itself is ended."""
 
 SECONDS_BETWEEN_REPORTS = 0.2
