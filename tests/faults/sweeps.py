@@ -34,8 +34,8 @@ SCENARIO: dict[str, Any] = {
     "data": {"source": "faces"},
     "client": {"examples": 2, "count": 3, "epochs": 2, "lr": 0.05},
     "attacks": [
-        {"name": "sme", "options": {"iterations": 150}},
-        {"name": "ig", "options": {"iterations": 150}},
+        {"name": "sme", "options": {"iterations": 60}},
+        {"name": "ig", "options": {"iterations": 60}},
     ],
     "defences": ["none", {"name": "top_k", "options": {"keep": 0.2}}],
     "utility": {"rounds": 2, "clients": 3},

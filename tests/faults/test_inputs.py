@@ -34,7 +34,7 @@ from victims import tiny_update
 ROOM = 2**30
 """Bytes that reading a small hostile file may take at the most."""
 
-SECONDS = 4
+SECONDS = 3
 """That each kind of file is fuzzed for."""
 
 anything: st.SearchStrategy[Any] = st.recursive(
