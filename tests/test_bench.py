@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import multiprocessing
 import signal
@@ -357,6 +358,28 @@ def test_a_budget_says_what_does_not_fit(
     assert done.code == 0, done.err
     assert "1 trials" in done.err
     assert "do not fit the budget even once: N=2 SME" in done.err
+
+
+@pytest.mark.parametrize("marks", [((1, 3), (2, 3), (3, 3)), ((167, 1000), (333, 1000))])
+def test_what_counts_in_thousandths_takes_no_longer(
+    marks: tuple[tuple[int, int], ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count()  # a second between any two looks at it
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
+
+    def work(
+        row: Row, data: Path, repeat: int, on_progress: Progress, checkpoint: Path
+    ) -> dict[str, float]:
+        for done, total in marks:
+            on_progress(done, total, None)
+        return {}
+
+    monkeypatch.setitem(trial.KINDS, "attack", work)
+    job = trial.Job(ROWS[0], 0, tmp_path, tmp_path / "checkpoint")
+    found = estimate.probe(job, lambda *_: None)
+    assert found is not None
+    each = 1.0 if marks[0][1] == 3 else 1000 / 166 / 3
+    assert found.iteration == pytest.approx(each)
 
 
 def test_repeats_are_drawn_by_their_number(desk: Path) -> None:

@@ -57,7 +57,7 @@ def alike(row: Row) -> str:
 
 def probe(job: Job, on_progress: Progress) -> Estimate | None:
     """Time the first iterations of a trial; ``None`` if it fails (the trial will say why)."""
-    times: list[float] = []
+    marks: list[tuple[float, int]] = []
     total, began = ITERATIONS, time.perf_counter()
 
     def follow(done: int, of: int, match: Tensor | None) -> None:
@@ -66,9 +66,9 @@ def probe(job: Job, on_progress: Progress) -> Estimate | None:
         if done == 0:  # training comes first and is done once
             began = time.perf_counter()
             return
-        times.append(time.perf_counter())
+        marks.append((time.perf_counter(), done))
         total = of
-        if len(times) > 2 and times[-1] - began > SECONDS_ENOUGH:
+        if len(marks) > 2 and marks[-1][0] - began > SECONDS_ENOUGH:
             raise _EnoughError
 
     row = replace(job.row, override=ITERATIONS)
@@ -81,9 +81,12 @@ def probe(job: Job, on_progress: Progress) -> Estimate | None:
     finally:
         for left in job.checkpoint.parent.glob(f"{job.checkpoint.stem}.probe*"):
             left.unlink(missing_ok=True)  # one per restart
-    # The first iteration allocates and may compile; with restarts there are more than asked for.
-    pauses = [later - sooner for sooner, later in pairwise(times)]
+    # The first iteration allocates; with restarts there are more than asked for, and auto counts
+    # in thousandths of its work.
+    pauses = [(b - a, after - before) for (a, before), (b, after) in pairwise(marks)]
+    pauses = [(seconds, done) for seconds, done in pauses if done > 0]
     if not pauses:
         return None
     took = time.perf_counter() - began
-    return Estimate(max(0.0, took - sum(pauses)), min(pauses) * total / ITERATIONS)
+    spent, done = (sum(column) for column in zip(*pauses, strict=True))
+    return Estimate(max(0.0, took - spent), spent / done * total / ITERATIONS)
