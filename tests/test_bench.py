@@ -226,6 +226,7 @@ def test_an_interrupted_run_goes_on(
 
     with monkeypatch.context() as patched:
         patched.setattr("leakscope.bench.run.perform", stop)
+        patched.setattr("os._exit", sys.exit)
         stopped = bench(*TINY, "--repeats", "1")
     assert stopped.code == 130
     assert "run the same command again" in stopped.err
