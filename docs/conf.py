@@ -45,7 +45,7 @@ def described(info: typer.models.CommandInfo) -> str:
     context = click.Context(command, info_name=f"leakscope {command.name}")
     rows = []
     for param in command.params:
-        value = param.make_metavar(context)
+        value = param.make_metavar(context).removesuffix(" RANGE")
         name = f"{param.opts[0]} {value}" if param.param_type_name == "option" else value
         default = "required" if param.required else param.default
         meaning = getattr(metas[param.name or ""].default, "help", "").replace("*", r"\*")
@@ -63,6 +63,14 @@ def add_commands(_: Sphinx, docname: str, source: list[str]) -> None:
         source[0] += "".join(map(described, command_line.registered_commands))
 
 
+def skip_aliases(
+    _: Sphinx, _kind: str, _name: str, member: object, skip: bool, _options: object
+) -> bool:
+    """Leave out what Python itself says about the fields of named tuples."""
+    return skip or (member.__doc__ or "").startswith("Alias for field number")
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("source-read", add_commands)
+    app.connect("autodoc-skip-member", skip_aliases)
