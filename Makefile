@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: demo test faults clean
+.PHONY: demo test docs faults clean
 
 demo: .venv/installed
 	$(BIN)/leakscope audit examples/photos.yaml --out out/demo
@@ -14,6 +14,10 @@ test: .venv/installed-dev
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2 --ignore tests/faults
 
+docs: .venv/installed-docs
+	$(BIN)/sphinx-build -E -W --keep-going --quiet docs out/site
+	@echo "site: $(CURDIR)/out/site/index.html"
+
 # Kills, starves and corrupts sweeps, and feeds nonsense to everything that reads a file.
 faults: .venv/installed-dev
 	$(BIN)/pytest tests/faults
@@ -24,6 +28,10 @@ clean:
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+.venv/installed-docs: .venv/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
 .venv/installed-dev: .venv/installed

@@ -1,8 +1,10 @@
-"""Draws the pictures of the README and the docs from what two commands leave behind.
+"""Draws the pictures of the README and the docs from what some commands leave behind.
 
 make demo
 leakscope audit examples/defences.yaml --out out/defences
-python docs/figures.py out/demo out/defences
+python docs/figures.py out/demo out/defences out/ways
+
+The last is the folder of the tutorial's second audit.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ def strip(out: Path) -> None:
     figure.savefig(IMAGES / "demo.png", dpi=110, facecolor="white")
 
 
-def screenshots(demo: Path, defences: Path) -> None:
-    """Parts of both reports, as a browser shows them."""
+def screenshots(demo: Path, defences: Path, ways: Path) -> None:
+    """Parts of the reports, as a browser shows them."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
@@ -53,12 +55,23 @@ def screenshots(demo: Path, defences: Path) -> None:
         page = browser.new_page(viewport={"width": 1100, "height": 450})
         page.goto((demo / "report.html").resolve().as_uri())
         page.screenshot(path=IMAGES / "report.png")
+        for part in (
+            "assumptions",
+            "pictures",
+            "numbers .scroll",
+            "curves .charts",
+            "path .charts",
+        ):
+            page.locator(f"#{part}").screenshot(path=IMAGES / f"{part.split()[0]}.png")
         page.goto((defences / "report.html").resolve().as_uri())
         for part in ("verdict", "matrix", "frontier"):
             page.locator(f"#{part}").screenshot(path=IMAGES / f"{part}.png")
+        page.goto((ways / "report.html").resolve().as_uri())
+        page.locator("#matrix").screenshot(path=IMAGES / "ways.png")
         browser.close()
 
 
 if __name__ == "__main__":
-    strip(Path(sys.argv[1]))
-    screenshots(Path(sys.argv[1]), Path(sys.argv[2]))
+    demo, defences, ways = map(Path, sys.argv[1:])
+    strip(demo)
+    screenshots(demo, defences, ways)

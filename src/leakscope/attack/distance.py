@@ -128,7 +128,7 @@ class GaussianKernel:
 class AbsoluteCosine:
     """The cosine distance plus ``|p - o|_1 / |o|_1`` with both at unit length (FedLeak).
 
-    Divided by |o|_1 both terms lie between 0 and about 2, whatever the size of the network.
+    Divided by ``|o|_1`` both terms lie between 0 and about 2, whatever the size of the network.
     """
 
     sees_scale: ClassVar[bool] = False

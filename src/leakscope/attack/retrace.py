@@ -30,12 +30,12 @@ class Retrace(Trajectory):
 
     The update is the sum of what the client's optimiser made of the gradients along its path, and
     the path follows from data and protocol. So every ``every`` iterations the client is replayed
-    on the current dummies. Of the replay only the curvature is believed, for both ends are known:
+    on the current dummies. Of the replay only the curvature is believed, for both ends are known::
 
         w(s) = w0 + s (wT - w0) + trust |u| / |u'| (w'(s) - w0 - s (w'(1) - w0))
 
-    where ' marks the replay, u = w0 - wT, and ``trust = max(0, cos(u', u))``. Dummies equal to the
-    client's data replay its path, but for the order of its examples, which is not known.
+    where ``'`` marks the replay, ``u = w0 - wT``, and ``trust = max(0, cos(u', u))``. Dummies equal
+    to the client's data replay its path, but for the order of its examples, which is not known.
 
     The gradients at K places stand for those of the steps around them (Gauss-Legendre). For plain
     SGD they are summed up; momentum adds to each what it carries over; for Adam they are divided

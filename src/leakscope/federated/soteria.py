@@ -90,7 +90,7 @@ class Soteria(Defence):
 def sensitivity(
     model: nn.Module, layer: nn.Module, inputs: Tensor, draws: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Size of the features [F] that go into ``layer``, and of their slopes |d r_i / d x| [F].
+    """Size of the features [F] that go into ``layer``, and of their slopes ``|d r_i / d x|`` [F].
 
     Both as root mean squares over the batch (and over all places where the layer is applied).
 
