@@ -7,7 +7,6 @@ import inspect
 import click
 import typer
 from sphinx.application import Sphinx
-from typer.utils import get_params_from_function
 
 import leakscope
 from leakscope.cli import app as command_line
@@ -40,15 +39,13 @@ def described(info: typer.models.CommandInfo) -> str:
     command = typer.main.get_command_from_info(
         info, pretty_exceptions_short=False, rich_markup_mode=None
     )
-    # Asked for here, since click 8.5 hides the help of typer's arguments.
-    metas = get_params_from_function(info.callback or command)
     context = click.Context(command, info_name=f"leakscope {command.name}")
     rows = []
     for param in command.params:
         value = param.make_metavar(context).removesuffix(" RANGE")
         name = f"{param.opts[0]} {value}" if param.param_type_name == "option" else value
         default = "required" if param.required else param.default
-        meaning = getattr(metas[param.name or ""].default, "help", "").replace("*", r"\*")
+        meaning = getattr(param, "help", "").replace("*", r"\*")
         cells = [f"`{name}`", "" if default is None else f"{default}", meaning]
         rows.append(" | ".join(cell.replace("|", r"\|") for cell in cells))
     usage = " ".join(command.collect_usage_pieces(context))

@@ -224,6 +224,7 @@ def test_show_and_list(leakscope: Callable[..., Run]) -> None:
 def test_usage_errors_and_help(leakscope: Callable[..., Run]) -> None:
     assert leakscope("--help").code == 0
     assert "audit" in leakscope("--help").out
+    assert "Folder of an audit, or its results.json." in leakscope("compare --help").out
     missing = leakscope("audit small.yaml")
     assert missing.code == 2
     assert "--out" in missing.err
