@@ -291,7 +291,7 @@ def test_two_audits_at_one_url_may_work_twice_and_lose_nothing(
 def test_a_budget_leaves_whole_clients_and_the_next_one_goes_on(desk: Path) -> None:
     scenario = {key: value for key, value in sweeps.SCENARIO.items() if key != "utility"}
     sweeps.desk(desk, scenario | {"client": scenario["client"] | {"count": 90}})
-    code, said = finished(desk, "--budget", "25s")
+    code, said = finished(desk, "--budget", "20s")
     assert code == 0, said
     assert " trials fit the budget" in said
     assert "run the same audit again for the others" in said
@@ -300,7 +300,7 @@ def test_a_budget_leaves_whole_clients_and_the_next_one_goes_on(desk: Path) -> N
     clients = Counter(int(trial.name.split("-")[-2]) for trial in first)
     assert all(clients[client] == 6 for client in range(max(clients)))  # two attacks on three each
     assert max(clients) < 89
-    assert finished(desk, "--budget", "15s")[0] == 0
+    assert finished(desk, "--budget", "8s")[0] == 0
     second = {trial: trial.stat().st_mtime_ns for trial in done(desk)}
     assert len(second) > len(first)
     assert first.items() <= second.items()
