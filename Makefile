@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: demo test faults clean
+.PHONY: demo test wheel-test faults clean
 
 demo: .venv/installed
 	$(BIN)/leakscope audit examples/photos.yaml --out out/demo
@@ -13,6 +13,10 @@ test: .venv/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2 --ignore tests/faults
+
+# Builds the package, installs it into an empty environment and audits with it.
+wheel-test: .venv/installed-dev
+	.ci/wheel
 
 # Kills, starves and corrupts sweeps, and feeds nonsense to everything that reads a file.
 faults: .venv/installed-dev
