@@ -10,12 +10,12 @@ def small_cnn(classes: int, channels: int) -> nn.Module:
     ``size`` if it is asked for.
     """
     return nn.Sequential(
-        nn.Conv2d(channels, 16, 5, padding=2, stride=2),
+        nn.Conv2d(channels, 32, 3, padding=1),
         nn.ReLU(),
-        nn.Conv2d(16, 32, 5, padding=2, stride=2),
+        nn.AvgPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1),
         nn.ReLU(),
-        nn.Conv2d(32, 64, 5, padding=2),
-        nn.ReLU(),
+        nn.AvgPool2d(2),
         nn.Flatten(),
         nn.Linear(64 * 8 * 8, classes),
     )
