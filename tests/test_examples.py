@@ -62,7 +62,7 @@ def tokens_are_read(output: str) -> None:
 @pytest.mark.parametrize(
     ("script", "options", "check"),
     [
-        ("opacus_client.py", ["60"], opacus_hides),
+        ("opacus_client.py", [], opacus_hides),
         ("new_prior.py", ["60"], colour_helps),
         ("new_attack.py", ["60"], simpson_beats_ig),
         ("text.py", ["--iterations", "200"], words_are_read),
