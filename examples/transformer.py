@@ -6,6 +6,8 @@ A small GPT-2 with fresh weights, and a tokenizer trained on the sentences below
 their place. The client shares the gradient of one sentence, and the attack is told nothing else,
 not even the next words that the model was to learn. Needs the extra ``text``:
 pip install --constraint constraints.txt '.[text]'. Takes a minute.
+
+What comes of it: three quarters of the tokens in their place, against none without an update.
 """
 
 from __future__ import annotations
