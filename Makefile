@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: demo test docs faults clean
+.PHONY: demo test docs wheel-test faults clean
 
 demo: .venv/installed
 	$(BIN)/leakscope audit examples/photos.yaml --out out/demo
@@ -17,6 +17,10 @@ test: .venv/installed-dev
 docs: .venv/installed-docs
 	$(BIN)/sphinx-build -E -W --keep-going --quiet docs out/site
 	@echo "site: $(CURDIR)/out/site/index.html"
+
+# Builds the package, installs it into an empty environment and audits with it.
+wheel-test: .venv/installed-dev
+	.ci/wheel
 
 # Kills, starves and corrupts sweeps, and feeds nonsense to everything that reads a file.
 faults: .venv/installed-dev

@@ -1,6 +1,6 @@
 """How much of a sentence can be read out of one gradient of a language model?
 
-    python examples/text.py [FILE [LINE]]
+    python examples/text.py [FILE [LINE]] [--iterations N]
 
 FILE is a text file with a sentence in every line (what follows a tab is ignored); LINE counts
 those that have 15 words. Without it, three sentences are built in. Takes a minute or two.
@@ -8,6 +8,7 @@ those that have 15 words. Without it, three sentences are built in. Takes a minu
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 import leakscope as ls
@@ -24,13 +25,15 @@ SENTENCES = [
 POOL = 100
 """So many sentences of FILE, LINE among them, make the vocabulary."""
 
-ITERATIONS = 500
-
 
 def main() -> None:
     """Attack the gradient of one sentence in several ways and print what each one reads."""
-    line = int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    sentences = read(sys.argv[1])[line : line + POOL] if len(sys.argv) > 1 else SENTENCES
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", nargs="?", metavar="FILE")
+    parser.add_argument("line", nargs="?", metavar="LINE", type=int, default=0)
+    parser.add_argument("--iterations", metavar="N", type=int, default=500)
+    given = parser.parse_args()
+    sentences = read(given.file)[given.line : given.line + POOL] if given.file else SENTENCES
     vocabulary = Vocabulary.of(sentences)
     truth = vocabulary.encode(sentences[:1])
 
@@ -40,7 +43,7 @@ def main() -> None:
     update = ls.Client(model, model.embed(truth), labels, normalize=text.NORMALIZE).gradient()
 
     def show(name: str, attack: Attack, update: ls.Update) -> None:
-        tokens = model.tokens(attack.run(model, update).images)
+        tokens = model.tokens(attack.run(model, update, compiling="never").images)
         scores = measure.sentences(tokens, truth)
         print(f"{name:9} {scores.token_accuracy:8.0%} {scores.word_recall:8.0%}", end="  ")
         print(*vocabulary.decode(tokens), flush=True)
@@ -48,9 +51,9 @@ def main() -> None:
     print(f"one sentence of {truth.shape[1]} words, a vocabulary of {len(vocabulary)}")
     print(f"{'':9} {'in place':>8} {'anywhere':>8}")
     print(f"{'truth':9} {'':8} {'':8}  {vocabulary.decode(truth)[0]}")
-    sapag = papers.sapag_adamw(ITERATIONS, lr=0.1)
+    sapag = papers.sapag_adamw(given.iterations, lr=0.1)
     show("SAPAG", sapag, update)
-    show("DLG", papers.dlg_adam(ITERATIONS), update)
+    show("DLG", papers.dlg_adam(given.iterations), update)
     show("no update", sapag, measure.signal_free(update))
 
 

@@ -57,6 +57,15 @@ def test_recording_leaves_the_training_as_it_is(tmp_path: Path) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.parametrize("inner", ["_module", "_orig_mod"])
+def test_a_wrapped_model_is_refused_before_it_is_trained(tmp_path: Path, inner: str) -> None:
+    wrapped = nn.Module()
+    wrapped.add_module(inner, tiny())
+    recording = ls.record(wrapped, tmp_path / "u.safetensors", num_examples=3)
+    with pytest.raises(LeakscopeError, match=rf"record model\.{inner}"), recording:
+        pytest.fail("the training began")
+
+
 def test_a_loop_that_fails_is_not_recorded(tmp_path: Path) -> None:
     with (
         pytest.raises(ZeroDivisionError),

@@ -43,6 +43,7 @@ def record(
     require("num_examples", num_examples, least=1)
     known = told(protocol)
     before = snapshot(model)
+    _check_unwrapped(before)
     yield
     try:
         update = Update(
@@ -158,6 +159,16 @@ def same_precision(before: State, after: State) -> tuple[State, State]:
         else:
             before[name] = before[name].to(after[name].dtype)
     return before, after
+
+
+def _check_unwrapped(state: State) -> None:
+    """Refuse what Opacus or torch.compile put around a network: its names are not the server's."""
+    for inner in ("_module", "_orig_mod"):
+        if state and all(name.startswith(f"{inner}.") for name in state):
+            raise LeakscopeError(
+                f"model is wrapped, and the server does not know its names: record model.{inner}, "
+                "which is trained all the same"
+            )
 
 
 def _write(update: Update, path: Path) -> None:

@@ -22,7 +22,9 @@ def read(folder: Path, size: int | None) -> Dataset:
     have the same size. Files that are not pictures by their ending are ignored.
     """
     if not folder.is_dir():
-        raise LeakscopeError(f"{folder}: folder not found: it must hold one subfolder per class")
+        raise LeakscopeError(
+            f"{folder.absolute()}: folder not found: it must hold one subfolder per class"
+        )
     classes = sorted(
         entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")
     )

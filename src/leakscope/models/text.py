@@ -26,6 +26,53 @@ _HIDDEN = 200
 _LAYERS = 2
 
 
+class Embedded(nn.Module):
+    """Base of language models that take words as rows of a frozen embedding."""
+
+    def table(self) -> Tensor:
+        """The embedding [vocabulary, width]."""
+        raise NotImplementedError
+
+    @property
+    def normalize(self) -> Normalization:
+        """Maps pixels in [0, 1] to embeddings: what a client needs as ``normalize``."""
+        bound = self.table().abs().max().item()
+        return (0.5,), (0.5 / bound,)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Pixels [N, 1, words, width] in [0, 1], as a client takes them, of tokens [N, words]."""
+        if tokens.ndim != 2 or 0 in tokens.shape or tokens.is_floating_point():
+            raise LeakscopeError(
+                f"tokens must be integers [N, words], not {tokens.dtype} {tuple(tokens.shape)}"
+            )
+        table = self.table()
+        if tokens.min() < 0 or tokens.max() >= len(table):
+            raise LeakscopeError(
+                f"tokens must lie in 0..{len(table) - 1}: build the model with the size of the "
+                "vocabulary that made them"
+            )
+        (mean,), (std,) = self.normalize
+        return (table[tokens].unsqueeze(1) * std + mean).clamp(0, 1)
+
+    def tokens(self, pixels: Tensor) -> Tensor:
+        """Tokens [N, words] of pixels [N, 1, words, width], whether exact or reconstructed.
+
+        Rows times the pseudo-inverse of the embedding are weights of the vocabulary's words; the
+        largest wins. A square embedding makes this fragile, as its pseudo-inverse amplifies noise:
+        let the vocabulary be clearly larger than the width, or clearly smaller.
+        """
+        table = self.table()
+        if pixels.ndim != 4 or pixels.shape[1] != 1 or pixels.shape[3] != table.shape[1]:
+            raise LeakscopeError(
+                f"pixels must be [N, 1, words, {table.shape[1]}], not {tuple(pixels.shape)}: "
+                "use the model that embedded the sentences"
+            )
+        inverse: Tensor = torch.linalg.pinv(table.double())
+        (mean,), (std,) = self.normalize
+        rows = (pixels[:, 0].to(inverse) - mean) / std
+        return (rows @ inverse).argmax(-1)
+
+
 class CausalAttention(nn.Module):
     """Multi-head self-attention in which no word sees a later one: [N, words, width] -> the same.
 
@@ -67,7 +114,7 @@ class EncoderLayer(nn.Module):
         return out
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(Embedded):
     """Embedded sentences [N, 1, words, width] -> logits of the next word [N, vocabulary, words].
 
     From SAPAG (Wang et al. 2020, section VII): a position encoder, two encoder layers with four
@@ -100,38 +147,14 @@ class LanguageModel(nn.Module):
         logits: Tensor = self.decoder(words)
         return logits.transpose(1, 2)
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Pixels [N, 1, words, width] in [0, 1], as a client takes them, of tokens [N, words]."""
-        if tokens.ndim != 2 or 0 in tokens.shape or tokens.is_floating_point():
-            raise LeakscopeError(
-                f"tokens must be integers [N, words], not {tokens.dtype} {tuple(tokens.shape)}"
-            )
-        vocabulary = len(self.embedding)
-        if tokens.min() < 0 or tokens.max() >= vocabulary:
-            raise LeakscopeError(
-                f"tokens must lie in 0..{vocabulary - 1}: build the model with the size of the "
-                "vocabulary that made them"
-            )
-        (mean,), (std,) = NORMALIZE
-        return (self.embedding[tokens].unsqueeze(1) * std + mean).clamp(0, 1)
+    def table(self) -> Tensor:
+        """The embedding [vocabulary, width]."""
+        return self.embedding
 
-    def tokens(self, pixels: Tensor) -> Tensor:
-        """Tokens [N, words] of pixels [N, 1, words, width], whether exact or reconstructed.
-
-        Rows times the pseudo-inverse of the embedding are weights of the vocabulary's words; the
-        largest wins. A square embedding makes this fragile, as its pseudo-inverse amplifies noise:
-        let the vocabulary be clearly larger than the width, or clearly smaller.
-        """
-        width = self.embedding.shape[1]
-        if pixels.ndim != 4 or pixels.shape[1] != 1 or pixels.shape[3] != width:
-            raise LeakscopeError(
-                f"pixels must be [N, 1, words, {width}], not {tuple(pixels.shape)}: "
-                "use the model that embedded the sentences"
-            )
-        inverse: Tensor = torch.linalg.pinv(self.embedding.double())
-        (mean,), (std,) = NORMALIZE
-        rows = (pixels[:, 0].to(inverse) - mean) / std
-        return (rows @ inverse).argmax(-1)
+    @property
+    def normalize(self) -> Normalization:
+        """The range that embeddings are drawn from."""
+        return NORMALIZE
 
 
 def build(vocabulary: int, *, width: int = 100, seed: int = 0) -> LanguageModel:

@@ -1,0 +1,54 @@
+"""A new prior in twenty lines: colour changes more slowly than brightness.
+
+    python examples/new_prior.py [ITERATIONS]
+
+A prior says what is known about pictures before any update is seen. Attacks know that neighbouring
+pixels are alike (total variation). In photographs that holds for colour even more than for
+brightness: edges are mostly edges of light. So the new prior asks what is left of a pixel when its
+brightness is taken away to change little from pixel to pixel. Takes a minute.
+
+What comes of it: 25.1 instead of 23.9 dB with 80 iterations. Not all of that is owed to colour:
+twice the total variation alone gives 24.3. Both weights were chosen on this very client.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+import leakscope as ls
+from leakscope.attack.prior import TotalVariation
+from leakscope.attack.problem import Problem
+
+
+@dataclass(frozen=True)
+class ColourVariation(TotalVariation):
+    """``weight * (mean |dx| + mean |dy|)`` of each channel's difference to the brightness."""
+
+    def penalty(self, x: Tensor, problem: Problem) -> Tensor:
+        """Total variation of colour alone; ``x`` are normalised images [N, 3, H, W]."""
+        pixels = problem.pixels(x)
+        return super().penalty(pixels - pixels.mean(1, keepdim=True), problem)
+
+
+def main(iterations: int = 80) -> None:
+    """Compare SME without and with it on eight photographs after twenty epochs."""
+    data = ls.data.load("photos", size=32)
+    images, labels = data.images[:8], data.labels[:8]
+    model = ls.models.build("cnn-femnist", classes=data.classes, channels=3, size=32)
+    client = ls.Client(model, images, labels, epochs=20, lr=0.004, normalize="photos")
+    update = client.train()
+
+    # More total variation than SME's paper takes is better here, with or without the new prior.
+    sme = ls.papers.sme(iterations, tv=0.06)
+    coloured = replace(sme, priors=(*sme.priors, ColourVariation(0.1)))
+    for name, attack in (("SME", sme), ("SME and colour", coloured)):
+        found = attack.run(model, update, compiling="never")
+        psnr = ls.measure.images(found.images, images).psnr.mean()
+        print(f"{name:15} {psnr:.1f} dB", flush=True)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
