@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
 from torch import Tensor
 
 from leakscope.errors import require
@@ -28,6 +27,8 @@ def interval(values: Tensor, confidence: float = 0.95, seed: int = 0) -> Interva
     values cover the mean three times out of four), so Student's t takes its place. A single value
     says nothing about spread: its bounds are NaN.
     """
+    from scipy import stats  # takes half a second, which workers need not spend
+
     array = values.detach().cpu().double().numpy()
     mean = float(array.mean())
     if len(array) < 2:
@@ -54,6 +55,8 @@ def share(hits: int, total: int, confidence: float = 0.95) -> Interval:
     Unlike :func:`interval` of zeros and ones it says something where all trials agree: none of 10
     is 0 to 0.28.
     """
+    from scipy import stats
+
     require("total", total, least=1)
     require("hits", hits, most=total)
     found = stats.binomtest(hits, total).proportion_ci(confidence, method="wilson")
