@@ -31,7 +31,7 @@ def blocks(page: Path, language: str) -> list[str]:
 def commands(text: str) -> list[list[str]]:
     """Arguments of every line of a shell that calls leakscope."""
     lines = text.replace("\\\n", " ").splitlines()
-    found = [re.fullmatch(r"\s*(?:\.venv/bin/)?leakscope (.*)", line) for line in lines]
+    found = [re.fullmatch(r"\s*(?:[./]*\.venv/bin/)?leakscope (.*)", line) for line in lines]
     return [shlex.split(match[1], comments=True) for match in found if match]
 
 
