@@ -19,7 +19,7 @@ EXACT = "closed_form"  # one example of a dense network, and nothing random
 
 
 def attack_of(name: str, iterations: int) -> Any:
-    restarts = {"restarts": 2} if name in ("dlg", "idlg") else {}
+    restarts = {"restarts": 2} if name in ("dlg", "idlg", "sapag") else {}
     return papers.RECIPES[name](**({} if name == EXACT else {"iterations": iterations} | restarts))
 
 
