@@ -43,10 +43,11 @@ def described(info: typer.models.CommandInfo) -> str:
     rows = []
     for param in command.params:
         value = param.make_metavar(context).removesuffix(" RANGE")
-        name = f"{param.opts[0]} {value}" if param.param_type_name == "option" else value
+        if isinstance(param, click.Option):
+            value = param.opts[0] if param.is_flag else f"{param.opts[0]} {value}"
         default = "required" if param.required else param.default
         meaning = getattr(param, "help", "").replace("*", r"\*")
-        cells = [f"`{name}`", "" if default is None else f"{default}", meaning]
+        cells = [f"`{value}`", "" if default is None else f"{default}", meaning]
         rows.append(" | ".join(cell.replace("|", r"\|") for cell in cells))
     usage = " ".join(command.collect_usage_pieces(context))
     table = "\n".join(["argument or option | default | meaning", "---|---|---", *rows])

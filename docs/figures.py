@@ -4,7 +4,7 @@ make demo
 leakscope audit examples/defences.yaml --out out/defences
 python docs/figures.py out/demo out/defences out/ways
 
-The last is the folder of the tutorial's second audit.
+The last is the folder of the tutorial's audit of defences.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python examples/opacus_client.py [ITERATIONS]
 
-The client is ordinary PyTorch code. Two lines around its training record what it would send, once
+The client is ordinary PyTorch code. A `with` around its training records what it would send, once
 without and once with differential privacy, and both records are attacked alike. Needs the extra
 ``dp``: pip install --constraint constraints.txt '.[dp]'. Takes a minute.
 

@@ -12,7 +12,6 @@ What comes of it: three quarters of the tokens in their place, against none with
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import replace
 
@@ -22,7 +21,6 @@ import leakscope as ls
 from leakscope.attack.labels import Joint
 from leakscope.models.huggingface import CausalLM
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here needs the network
 try:
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from transformers import GPT2Config, GPT2LMHeadModel

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 # Two test processes on two cores: one thread each is faster than four that compete.
 torch.set_num_threads(1)
+
+# A shell starts what runs in the background with Ctrl-C switched off, for all its children, too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -238,6 +238,7 @@ def test_help_does_not_import_torch() -> None:
 
 
 BAD = {
+    "no such folder": ("audit nowhere --model mlp --out out", "nowhere: No such file or folder"),
     "no such scenario": ("audit nowhere.yaml --out out", "nowhere.yaml: No such file"),
     "scenario is not YAML": ("audit not.yaml --out out", "is not YAML"),
     "unknown model": ("audit model.yaml --out out", "did you mean 'cnn-cifar'"),

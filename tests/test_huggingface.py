@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -27,8 +29,26 @@ def small(**settings: object) -> nn.Module:
     return model.eval()
 
 
-def test_embedded_sentences_get_the_models_own_answer() -> None:
-    inner = small()
+def scaling() -> nn.Module:
+    """A Gemma with one layer, which multiplies what it reads off its embedding."""
+    torch.manual_seed(0)
+    config = transformers.GemmaConfig(
+        vocab_size=10,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        pad_token_id=None,
+    )
+    model: nn.Module = transformers.GemmaForCausalLM(config)
+    return model.eval()
+
+
+@pytest.mark.parametrize("make", [small, scaling])
+def test_embedded_sentences_get_the_models_own_answer(make: Callable[[], nn.Module]) -> None:
+    inner = make()
     model = CausalLM(inner)
     (mean,), (std,) = model.normalize
     pixels = model.embed(TOKENS)
@@ -37,6 +57,17 @@ def test_embedded_sentences_get_the_models_own_answer() -> None:
         expected = inner(TOKENS).logits.transpose(1, 2)
         torch.testing.assert_close(model((pixels - mean) / std), expected, rtol=1e-4, atol=1e-5)
     assert torch.equal(model.tokens(pixels), TOKENS)
+
+
+def test_words_of_unequal_length_are_told_apart() -> None:
+    """As in trained networks, where frequent words are short and all have much in common."""
+    inner = small(vocab_size=300)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        table = CausalLM(inner).model.get_input_embeddings().weight
+        table.mul_(torch.rand((300, 1), generator=generator) + 0.1).add_(0.1)
+    model, tokens = CausalLM(inner), torch.arange(300).view(20, 15)
+    assert torch.equal(model.tokens(model.embed(tokens)), tokens)
 
 
 @pytest.mark.parametrize("tied", [False, True])

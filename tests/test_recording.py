@@ -57,12 +57,22 @@ def test_recording_leaves_the_training_as_it_is(tmp_path: Path) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("inner", ["_module", "_orig_mod"])
+@pytest.mark.parametrize("inner", ["_module", "_orig_mod", "module"])
 def test_a_wrapped_model_is_refused_before_it_is_trained(tmp_path: Path, inner: str) -> None:
     wrapped = nn.Module()
     wrapped.add_module(inner, tiny())
     recording = ls.record(wrapped, tmp_path / "u.safetensors", num_examples=3)
     with pytest.raises(LeakscopeError, match=rf"record model\.{inner}"), recording:
+        pytest.fail("the training began")
+
+
+def test_no_normalisation_is_spelt_none(tmp_path: Path) -> None:
+    path = tmp_path / "u.safetensors"
+    with ls.record(tiny(), path, num_examples=3, input_shape=(1, 12, 12), normalize="none"):
+        pass
+    assert ls.Update.load(path).protocol.normalize == ((0.0,), (1.0,))
+    unsaid = ls.record(tiny(), path, num_examples=3, normalize="none")
+    with pytest.raises(LeakscopeError, match="Give input_shape"), unsaid:
         pytest.fail("the training began")
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from leakscope.data import normalization
 from leakscope.errors import LeakscopeError, require
+from leakscope.federated.client import resolve_normalization
 from leakscope.federated.local import snapshot
 from leakscope.update import Protocol, State, Update, read_safetensors
 
@@ -38,7 +39,7 @@ def record(
         path: of the safetensors file to write; its folder is made.
         num_examples: how many examples the block trains on.
         protocol: fields of :class:`~leakscope.update.Protocol`. What is left out stays unknown
-            to the attacker. ``normalize`` may be the name of a data set.
+            to the attacker. ``normalize`` may be the name of a data set, or ``none``.
     """
     require("num_examples", num_examples, least=1)
     known = told(protocol)
@@ -135,9 +136,14 @@ class Recorder:
 
 
 def told(fields: dict[str, Any]) -> Protocol:
-    """The protocol of ``fields``; ``normalize`` may be the name of a data set."""
-    if isinstance(fields.get("normalize"), str):
-        fields = fields | {"normalize": normalization(fields["normalize"])}
+    """The protocol of ``fields``; ``normalize`` may be the name of a data set, or ``none``."""
+    name = fields.get("normalize")
+    if name == "none":
+        if not fields.get("input_shape"):
+            raise LeakscopeError("normalize is none, of how many channels? Give input_shape, too")
+        fields = fields | {"normalize": resolve_normalization(None, fields["input_shape"][0])}
+    elif isinstance(name, str):
+        fields = fields | {"normalize": normalization(name)}
     try:
         return Protocol(**fields)
     except ValidationError as error:
@@ -162,8 +168,8 @@ def same_precision(before: State, after: State) -> tuple[State, State]:
 
 
 def _check_unwrapped(state: State) -> None:
-    """Refuse what Opacus or torch.compile put around a network: its names are not the server's."""
-    for inner in ("_module", "_orig_mod"):
+    """Refuse what Opacus, torch.compile or DataParallel put around a network: it renames weights."""
+    for inner in ("_module", "_orig_mod", "module"):
         if state and all(name.startswith(f"{inner}.") for name in state):
             raise LeakscopeError(
                 f"model is wrapped, and the server does not know its names: record model.{inner}, "

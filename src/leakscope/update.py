@@ -102,7 +102,8 @@ class Protocol(BaseModel):
                 option = "--" + name.replace("_", "-")
                 raise LeakscopeError(
                     f"protocol.{name} is unknown but needed: "
-                    f"give {option} on the command line or Protocol({name}=...) in Python"
+                    f"give {option} (for a recorded folder --known {name}=...) on the command "
+                    f"line or Protocol({name}=...) in Python"
                 )
 
     def steps(self, num_examples: int) -> int:
@@ -318,8 +319,8 @@ def read_safetensors(path: Path) -> tuple[State, dict[str, str]]:
             tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
             return tensors, file.metadata() or {}
     # An empty tensor may claim sizes that the library lets pass and torch cannot count.
-    except (SafetensorError, TypeError, RuntimeError, OverflowError) as error:
-        reason = str(error).splitlines()[0]
+    except (SafetensorError, TypeError, OverflowError) as error:
+        reason = str(error).partition("\n")[0]
         raise LeakscopeError(
             f"{path} is not a whole safetensors file ({reason}): was it cut off in transfer?"
         ) from None

@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-import signal
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from faults import sweeps
-
-# A shell starts what runs in the background with Ctrl-C switched off, for all its children, too.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 
 FIGURES: Counter[str] = Counter({"trials lost": 0, "crashes": 0})
 """What was done to the software, and what came of it."""

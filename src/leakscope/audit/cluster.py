@@ -93,25 +93,27 @@ class Cluster:
         """
         ray = self._ray
         task = ray.remote(num_cpus=self._threads, max_retries=0)(_serve)
-        waiting, running, memory = iter(jobs), dict[Any, J](), dict[Any, int]()
+        waiting, running = iter(jobs), dict[Any, tuple[J, int]]()
         try:
             while True:
                 while len(running) < self.processes and (job := next(waiting, None)) is not None:
                     room = min(weigh(job), self.most)
                     under_way = task.options(memory=room).remote(work, job, self._threads)
-                    running[under_way], memory[under_way] = job, room
+                    running[under_way] = job, room
                     follow(job, 0.0, None)
                 if not running:
                     return
                 finished, _ = ray.wait(list(running), timeout=SECONDS_BETWEEN_LOOKS)
                 for done in finished:
-                    yield running.pop(done), self._result(done)
+                    yield running.pop(done)[0], self._result(done)
                 if finished:
                     continue
-                self._count_machines()
-                for stuck in [each for each in running if memory[each] > self.most]:
+                with contextlib.suppress(LeakscopeError):  # nobody is there: others may come
+                    self._count_machines()
+                for stuck in [each for each, (_, room) in running.items() if room > self.most]:
                     ray.cancel(stuck)
-                    yield running.pop(stuck), Lost("no machine that is left has the memory for it")
+                    lost = Lost("no machine that is left has the memory for it")
+                    yield running.pop(stuck)[0], lost
         finally:
             for left in running:
                 with contextlib.suppress(Exception):  # whatever happens to what nobody waits for

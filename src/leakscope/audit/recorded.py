@@ -80,6 +80,10 @@ class Request(BaseModel):
             raise LeakscopeError(
                 f"{self.folder} has no recorded updates: give the folder that the recorder wrote"
             )
+        if self.truth is not None and not self.truth.is_dir():
+            raise LeakscopeError(
+                f"--truth {self.truth} is no folder: give the one of the .npz files"
+            )
         for file in files:
             self.truth_of(file)
         counts: dict[Path, int] = {}
@@ -315,15 +319,23 @@ def _check_truth(place: Path, had: Dataset, others: Dataset, update: Update) -> 
         )
 
 
+_NEEDED = {
+    "input_shape": "3,32,32",
+    "classes": "10",
+    "normalize": "none (or a data set's name, or 0.5,0.5,0.5:0.2,0.2,0.2)",
+}
+"""What no attack can do without, and what it may look like."""
+
+
 @lru_cache(maxsize=4)
 def _read(request: str, file: Path) -> tuple[Update, torch.nn.Module]:
     """A record, with what the user adds to its protocol, and the network."""
     wanted = Request.model_validate_json(request)
     update = Update.load(file)
     protocol = complete(update.protocol, dict(wanted.known))
-    for field in ("input_shape", "classes"):
+    for field, like in _NEEDED.items():
         if getattr(protocol, field) is None:
-            raise LeakscopeError(f"{file} does not say {field}: add --known {field}=...")
+            raise LeakscopeError(f"{file} does not say {field}: add --known {field}={like}")
     assert protocol.input_shape is not None
     assert protocol.classes is not None
     channels, height, _ = protocol.input_shape

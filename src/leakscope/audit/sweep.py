@@ -161,7 +161,9 @@ class _Sweep:
         if isinstance(result, Lost):
             self.begun[trial.id] += 1
             if self.begun[trial.id] < ATTEMPTS:
-                self._again(job)
+                # The machine that is gone may have been the largest.
+                memory = None if job.memory is None else min(job.memory, self.crew.most)
+                self._again(replace(job, memory=memory))
                 return
             result = Outcome("failed", f"{result.reason}, {ATTEMPTS} times")
             keep_failure(self.store, trial, result.error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -45,6 +46,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     if code == INTERRUPTED:
         typer.secho("stopped: run the same command again to go on", err=True)
-        sys.stdout.flush()
+        with contextlib.suppress(OSError):  # nobody listens any more
+            sys.stdout.flush()
         os._exit(code)  # whoever pressed Ctrl-C need not wait a second until torch is taken down
     sys.exit(code or 0)

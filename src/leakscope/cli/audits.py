@@ -78,6 +78,8 @@ def audit(
     from leakscope.audit import Scenario, run, run_recorded
 
     means = _means(processes, threads, ray, budget)
+    if not subject.exists():
+        raise LeakscopeError(f"cannot read {subject}: No such file or folder")
     if subject.is_dir():
         request = _request(subject, model, attack, option, truth, distractors, known)
         _conclude(*run_recorded(request, out, means, command_line()), out, fail_above)

@@ -87,7 +87,7 @@ class FlowerRecorder(Recorder):
             many processes and each of them counts for itself.
         protocol: fields of :class:`~leakscope.update.Protocol`. What neither these nor the
             configuration say stays unknown to the attacker. ``normalize`` may be the name of a
-            data set.
+            data set, or ``none``.
     """
 
     def __init__(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
 from leakscope.errors import LeakscopeError
 from leakscope.models.text import Embedded
@@ -25,7 +26,7 @@ class CausalLM(Embedded):
         model: a ``PreTrainedModel`` that takes ``inputs_embeds`` and answers with ``logits``.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         if not hasattr(model, "get_input_embeddings") or not hasattr(model, "lm_head"):
             raise LeakscopeError(
@@ -33,7 +34,7 @@ class CausalLM(Embedded):
                 "with its output layer, such as GPT2LMHeadModel"
             )
         self.model = model
-        self.table().requires_grad_(False)
+        model.get_input_embeddings().requires_grad_(False)
 
     def forward(self, embedded: Tensor) -> Tensor:
         """Guess the next word behind every word."""
@@ -42,7 +43,12 @@ class CausalLM(Embedded):
         return logits.transpose(1, 2)
 
     def table(self) -> Tensor:
-        """The embedding [vocabulary, width]; in the state, so that the server knows it."""
+        """The embedding [vocabulary, width] as the model itself reads it: some scale their weights.
+
+        These are in the state, so that the server knows them.
+        """
         model: Any = self.model
-        weight: Tensor = model.get_input_embeddings().weight
-        return weight
+        embedding = model.get_input_embeddings()
+        weight: Tensor = embedding.weight
+        rows: Tensor = embedding(torch.arange(len(weight), device=weight.device))
+        return rows.detach()

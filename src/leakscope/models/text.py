@@ -55,22 +55,19 @@ class Embedded(nn.Module):
         return (table[tokens].unsqueeze(1) * std + mean).clamp(0, 1)
 
     def tokens(self, pixels: Tensor) -> Tensor:
-        """Tokens [N, words] of pixels [N, 1, words, width], whether exact or reconstructed.
-
-        Rows times the pseudo-inverse of the embedding are weights of the vocabulary's words; the
-        largest wins. A square embedding makes this fragile, as its pseudo-inverse amplifies noise:
-        let the vocabulary be clearly larger than the width, or clearly smaller.
-        """
+        """Tokens [N, words] of pixels [N, 1, words, width], whether exact or reconstructed."""
         table = self.table()
         if pixels.ndim != 4 or pixels.shape[1] != 1 or pixels.shape[3] != table.shape[1]:
             raise LeakscopeError(
                 f"pixels must be [N, 1, words, {table.shape[1]}], not {tuple(pixels.shape)}: "
                 "use the model that embedded the sentences"
             )
-        inverse: Tensor = torch.linalg.pinv(table.double())
         (mean,), (std,) = self.normalize
-        rows = (pixels[:, 0].to(inverse) - mean) / std
-        return (rows @ inverse).argmax(-1)
+        return self.nearest((pixels[:, 0].to(table.device).double() - mean) / std)
+
+    def nearest(self, rows: Tensor) -> Tensor:
+        """The word [N, words] whose embedding is nearest to each of ``rows`` [N, words, width]."""
+        return torch.cdist(rows, self.table().double()).argmin(-1)
 
 
 class CausalAttention(nn.Module):
@@ -150,6 +147,15 @@ class LanguageModel(Embedded):
     def table(self) -> Tensor:
         """The embedding [vocabulary, width]."""
         return self.embedding
+
+    def nearest(self, rows: Tensor) -> Tensor:
+        """The word of the largest weight: rows times the pseudo-inverse (SAPAG, section VII).
+
+        A square embedding makes this fragile, as its pseudo-inverse amplifies noise: let the
+        vocabulary be clearly larger than the width, or clearly smaller.
+        """
+        inverse: Tensor = torch.linalg.pinv(self.embedding.double())
+        return (rows @ inverse).argmax(-1)
 
     @property
     def normalize(self) -> Normalization:

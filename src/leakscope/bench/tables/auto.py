@@ -101,6 +101,6 @@ TABLES = (
         "auto beside every recipe that fits, on fresh, trained and deep networks",
         "leakscope: auto, docs/auto.md",
         _rows(),
-        note="Labels known. Small steps (IG signed, AGIC) get 16 times the iterations, as in auto.",
+        note="Labels known. Small steps (IG signed, AGIC) get 16 times the iterations.",
     ),
 )
