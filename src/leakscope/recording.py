@@ -168,7 +168,7 @@ def same_precision(before: State, after: State) -> tuple[State, State]:
 
 
 def _check_unwrapped(state: State) -> None:
-    """Refuse what Opacus, torch.compile or DataParallel put around a network: it renames weights."""
+    """Refuse what Opacus, torch.compile or DataParallel put around a network: names change."""
     for inner in ("_module", "_orig_mod", "module"):
         if state and all(name.startswith(f"{inner}.") for name in state):
             raise LeakscopeError(
