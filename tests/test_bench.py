@@ -383,6 +383,16 @@ def test_what_counts_in_thousandths_takes_no_longer(
     assert found.iteration == pytest.approx(each)
 
 
+def test_a_table_without_a_paper_shows_what_came_out(
+    bench: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = replace(ROWS[0], paper={})
+    monkeypatch.setitem(TABLES, "tiny", Table("tiny", "small", "nowhere", (ours,)))
+    done = bench(*TINY, "--repeats", "1")
+    assert done.code == 0, done.err
+    assert "PSNR" in done.out
+
+
 def test_repeats_are_drawn_by_their_number(desk: Path) -> None:
     dataset = sources.load(desk, "femnist")
     first = victim.make(VICTIM, desk, 1)
