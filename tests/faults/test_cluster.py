@@ -126,7 +126,7 @@ machines.shutdown()
 def test_what_only_a_dead_machine_could_hold_does_not_wait_for_it(
     tmp_path: Path, figures: Counter[str]
 ) -> None:
-    """And a machine on which leakscope cannot be imported is named at once."""
+    """And what fails outside a trial, as an import does, ends the work instead of being retried."""
     (tmp_path / "work.py").write_text(WORK)
     end = subprocess.run(
         [sys.executable, "-c", LARGE],
