@@ -87,38 +87,59 @@ import time
 def slowly(job, progress):
     time.sleep(job)
     return job
-
-def badly(job, progress):
-    raise ModuleNotFoundError("No module named 'leakscope'")
 """
 
-LARGE = """
-import sys, threading
+MACHINES = """
+import threading
 from ray.cluster_utils import Cluster as Machines
 from leakscope.audit.cluster import Cluster
 from leakscope.audit.crew import Lost
 from leakscope.errors import LeakscopeError
-from work import badly, slowly
+from work import slowly
 
-settings = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
-head = {"include_dashboard": False, "memory": 2**30, **settings}
-machines = Machines(initialize_head=True, head_node_args=head)
-large = machines.add_node(memory=4 * 2**30, **settings)
-follow = lambda job, share, match: None
+def machine(cores, gibibytes, **more):
+    size = {"memory": gibibytes * 2**30, "object_store_memory": 100 * 2**20}
+    return {"num_cpus": cores, **size, **more}
+
+def head(cores):
+    settings = machine(cores, 1, include_dashboard=False)
+    return Machines(initialize_head=True, head_node_args=settings)
+
+def later(seconds, work, *arguments, **more):
+    threading.Timer(seconds, work, arguments, more).start()
+
+def do(cluster, *jobs, gibibytes=0):
+    weigh = lambda job: gibibytes * 2**30
+    return [result for _, result in cluster.do(slowly, jobs, lambda *_: None, weigh=weigh)]
+"""
+"""Ray writes to the terminal by ways of its own, so what is found goes to a file."""
+
+
+def on_machines(folder: Path, script: str) -> list[str]:
+    """What a script that makes and unmakes machines says, line by line."""
+    (folder / "work.py").write_text(WORK)
+    end = subprocess.run(
+        [sys.executable, "-c", f"{MACHINES}\nsaid = open('said.txt', 'w')\n{script}"],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert end.returncode == 0, end.stderr[-3000:]
+    return (folder / "said.txt").read_text().splitlines()
+
+
+LARGE = """
+machines = head(1)
+large = machines.add_node(**machine(1, 4))
 with Cluster(machines.address, 1) as cluster:
     assert cluster.most == 4 * 2**30
-    kill = lambda: machines.remove_node(large, allow_graceful=False)
-    threading.Timer(4, kill).start()
-    both = list(cluster.do(slowly, [100, 101], follow, weigh=lambda job: 3 * 2**30))
-    assert all(isinstance(result, Lost) for _, result in both), both
-    said = open("said.txt", "w")
-    print([result.reason for _, result in both], cluster.most, file=said)
-    print(list(cluster.do(slowly, [0], follow, weigh=lambda job: 3 * 2**30)), file=said)
-    try:
-        list(cluster.do(badly, [0], follow))
-    except LeakscopeError as error:
-        print(error, file=said)
-    said.close()
+    later(4, machines.remove_node, large, allow_graceful=False)
+    both = do(cluster, 100, 101, gibibytes=3)
+    assert all(isinstance(result, Lost) for result in both), both
+    print([result.reason for result in both], cluster.most, file=said)
+    print(do(cluster, 0, gibibytes=3), file=said)
 machines.shutdown()
 """
 
@@ -126,22 +147,56 @@ machines.shutdown()
 def test_what_only_a_dead_machine_could_hold_does_not_wait_for_it(
     tmp_path: Path, figures: Counter[str]
 ) -> None:
-    """And what fails outside a trial, as an import does, ends the work instead of being retried."""
-    (tmp_path / "work.py").write_text(WORK)
-    end = subprocess.run(
-        [sys.executable, "-c", LARGE],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    lost, done = on_machines(tmp_path, LARGE)
     figures["machines killed"] += 1
-    assert end.returncode == 0, end.stderr[-3000:]
-    lost, done, refused = (tmp_path / "said.txt").read_text().splitlines()
     assert "no machine that is left has the memory for it" in lost
     assert str(2**30) in lost
-    assert done == "[(0, 0)]"
-    assert refused.startswith("a machine of the cluster cannot run leakscope: ")
-    assert "ModuleNotFoundError" in refused
-    assert "install the same version" in refused
+    assert done == "[0]"
+
+
+LONELY = """
+machines = head(0)
+only = machines.add_node(**machine(1, 1))
+with Cluster(machines.address, 1) as cluster:
+    later(4, machines.remove_node, only, allow_graceful=False)
+    lost, = do(cluster, 100)
+    print(lost.reason, file=said)
+    later(3, machines.add_node, **machine(1, 1))
+    print(do(cluster, 0), file=said)
+machines.shutdown()
+"""
+
+
+def test_work_waits_for_a_new_machine_when_none_is_left(
+    tmp_path: Path, figures: Counter[str]
+) -> None:
+    lost, done = on_machines(tmp_path, LONELY)
+    figures["machines killed"] += 1
+    assert lost.startswith("its worker was lost: ")
+    assert done == "[0]"
+
+
+BARE = """
+machines = head(1)
+machines.add_node(**machine(1, 4, env_vars={"PYTHONPATH": "bare"}))
+with Cluster(machines.address, 1) as cluster:
+    try:
+        print(do(cluster, 0, gibibytes=3), file=said)
+    except LeakscopeError as error:
+        print(error, file=said)
+machines.shutdown()
+"""
+
+
+def test_a_machine_without_leakscope_is_named_at_once(
+    tmp_path: Path, figures: Counter[str]
+) -> None:
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "leakscope.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'leakscope'\")"
+    )
+    (said,) = on_machines(tmp_path, BARE.replace('"bare"', repr(str(tmp_path / "bare"))))
+    figures["machines without leakscope"] += 1
+    assert said.startswith("a machine of the cluster cannot run leakscope: ")
+    assert "No module named 'leakscope'" in said
+    assert "install the same version" in said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import os
 import pickle
 import re
 import struct
@@ -237,7 +238,8 @@ def test_coverage_guided_fuzzing(target: str, tmp_path: Path, figures: Counter[s
         "-max_len=20000",
         f"-artifact_prefix={tmp_path}/",
     ]
-    end = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    place = os.environ | {"TMPDIR": str(tmp_path)}  # the fuzzer leaves without tidying up
+    end = subprocess.run(command, env=place, capture_output=True, text=True, timeout=300)
     figures["crashes"] += end.returncode != 0
     assert end.returncode == 0, end.stderr[-3000:]
     runs = re.search(r"Done (\d+) runs", end.stderr)

@@ -40,10 +40,13 @@ def test_killed_workers_are_replaced(
 ) -> None:
     draw = random.Random(SEED)
     with started(desk, "--processes", "2") as audit:
-        for _ in range(2):
-            until(lambda: workers(audit) and audit.poll() is None)
-            time.sleep(draw.uniform(0.5, 3))
-            for pid in workers(audit)[: draw.randint(1, 2)]:
+        for count in (0, draw.randint(1, TRIALS // 2)):  # while they start, and while they work
+            until(partial(reached, audit, desk, count))
+            until(lambda: workers(audit))
+            time.sleep(draw.uniform(0, 0.5))
+            chosen = workers(audit)[: draw.randint(1, 2)]
+            assert chosen, "the audit was over too soon"
+            for pid in chosen:
                 os.kill(pid, signal.SIGKILL)
                 figures["workers killed"] += 1
         _, err = audit.communicate(timeout=300)
@@ -58,7 +61,8 @@ def test_a_killed_audit_loses_nothing(
     for count in (1, 5, 9):
         with started(desk, "--processes", "2") as audit:
             until(partial(reached, audit, desk, count))
-            time.sleep(draw.uniform(0, 1))
+            time.sleep(draw.uniform(0, 0.5))
+            assert audit.poll() is None, "the audit was over too soon"
             audit.kill()
             figures["audits killed"] += 1
         check_whole(desk)
@@ -290,8 +294,11 @@ def test_two_audits_at_one_url_may_work_twice_and_lose_nothing(
 
 def test_a_budget_leaves_whole_clients_and_the_next_one_goes_on(desk: Path) -> None:
     scenario = {key: value for key, value in sweeps.SCENARIO.items() if key != "utility"}
+    began = time.monotonic()
+    assert finished(sweeps.desk(desk.parent / "small", scenario), "--processes", "2")[0] == 0
+    budget = f"{time.monotonic() - began:.0f}s"
     sweeps.desk(desk, scenario | {"client": scenario["client"] | {"count": 90}})
-    code, said = finished(desk, "--budget", "20s")
+    code, said = finished(desk, "--processes", "2", "--budget", budget)
     assert code == 0, said
     assert " trials fit the budget" in said
     assert "run the same audit again for the others" in said
@@ -301,7 +308,7 @@ def test_a_budget_leaves_whole_clients_and_the_next_one_goes_on(desk: Path) -> N
     # Two attacks on two defences and on noise.
     assert all(clients[client] == 6 for client in range(max(clients)))
     assert max(clients) < 89
-    assert finished(desk, "--budget", "8s")[0] == 0
+    assert finished(desk, "--processes", "2", "--budget", budget)[0] == 0
     second = {trial: trial.stat().st_mtime_ns for trial in done(desk)}
     assert len(second) > len(first)
     assert first.items() <= second.items()
