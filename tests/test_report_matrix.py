@@ -129,6 +129,25 @@ def test_the_sentence_counts_configurations_and_images() -> None:
     assert both.level == "leaks"
 
 
+def test_what_could_not_be_measured_is_not_counted_as_unbroken() -> None:
+    rows = provenance(row("none"), row("lora"), row("top_k"))
+    unknown = configured(sample(truth=False), "top_k")
+
+    def sentence(*hits: int) -> str:
+        known = [
+            configured(scored(n, 4), label)
+            for label, n in zip(("none", "lora"), hits, strict=False)
+        ]
+        return summary([*known, unknown], rows).sentence
+
+    assert sentence(0, 0) == (
+        "No attack tried here could break any of the 2 configurations that could be measured."
+    )
+    assert sentence(3, 0).startswith("1 of 2 configurations that could be measured leaks: with ")
+    assert sentence(3).startswith("The only configuration that could be measured leaks: with ")
+    assert sentence(0).endswith("the only one of the configurations that could be measured.")
+
+
 def test_details_set_the_baseline_beside_the_strongest_attack() -> None:
     assert "no defence 9 of 10 (1)" in summary(*audit()).detail
 
@@ -352,6 +371,14 @@ def test_only_what_was_measured_has_a_column() -> None:
     assert "Configuration sme" in head
     assert not any(word in head for word in ("Accuracy", "ε", "Sent"))
     assert 'id="frontier"' not in page
+
+
+def test_a_matrix_without_originals_explains_no_counts() -> None:
+    runs = [configured(sample(truth=False), label) for label in ("none", "top_k")]
+    text = text_of(render(runs, provenance(row("none"), row("top_k"))))
+    assert "6 of 8" not in text
+    assert "recognised" not in text[text.index("Every configuration against") :][:400]
+    assert "no originals" in text
 
 
 def test_an_attack_that_was_not_tried_leaves_its_cell_blank() -> None:

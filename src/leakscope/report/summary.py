@@ -97,12 +97,17 @@ def _mildness(each: Judged) -> tuple[int, float, float]:
 
 def _sentence(judged: Sequence[Judged], worst: Judged) -> str:
     leaking = [each for each in judged if each.leaks]
+    measured = [each for each in judged if each.leaks or each.held]
+    those = "" if len(measured) == len(judged) else " that could be measured"
     if not leaking:
-        return f"No attack tried here could break any of the {len(judged)} configurations."
-    if len(leaking) == len(judged):
-        count = f"All {len(judged)} configurations leak"
+        them = f"any of the {len(measured)}" if len(measured) > 1 else "the only one of the"
+        return f"No attack tried here could break {them} configurations{those}."
+    if len(measured) == 1:
+        count = f"The only configuration{those} leaks"
+    elif len(leaking) == len(measured):
+        count = f"All {len(measured)} configurations{those} leak"
     else:
-        count = f"{len(leaking)} of {len(judged)} configurations leak"
+        count = f"{len(leaking)} of {len(measured)} configurations{those} leak"
         count += "s" if len(leaking) == 1 else ""
     found = worst.verdict.sentence
     return f"{count}: with {worst.quoted}, {found[0].lower()}{found[1:]}"

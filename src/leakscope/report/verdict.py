@@ -123,7 +123,7 @@ def _not_measured(attacks: list[AttackEvidence]) -> Verdict:
     return Verdict(
         level="not measured",
         sentence="How much leaked cannot be measured without the original images: "
-        "look at the pictures below.",
+        "look at the pictures.",
         detail=f"Tried: {efforts(attacks)}. Whatever a person recognises in the pictures has "
         f"leaked.{said} Look at the final match too: the nearer to 0, the better the pictures "
         "explain the update. A good match with unrecognisable pictures does not show that nothing "
