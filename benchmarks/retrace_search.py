@@ -2,8 +2,8 @@
 
     python benchmarks/retrace_search.py --data FOLDER --set femnist --examples 10 --epochs 20
 
-FOLDER holds cifar100.npz or femnist.npz. Prints PSNR and seconds of the single-step ceiling (IG on
-one gradient of the same images), of SME and of every setting. Labels known, client lr 0.004.
+FOLDER holds cifar100.npz or femnist.npz. Prints PSNR and seconds of the single-step ceiling (auto
+on one gradient of the same images), of SME and of every setting. Labels known, client lr 0.004.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ from rich.table import Table
 import leakscope as ls
 from leakscope import papers
 from leakscope.attack.attack import Attack
+from leakscope.attack.auto import Auto
 from leakscope.attack.retrace import Retrace
+from leakscope.attack.schedule import CosineDecay, Schedule, StepDecay
 from leakscope.bench import victim
 from leakscope.bench.table import Victim
 
+SCHEDULES: dict[str, Schedule] = {"in steps": StepDecay(), "cosine": CosineDecay()}
 NETWORKS = {"cifar100": "cnn-cifar", "femnist": "cnn-femnist"}
 VARIED: dict[str, tuple[Any, ...]] = {
+    "lr": (0.5, 1.0, 4.0),
     "nodes": (1, 2, 5),
     "every": (10, 50),
     "tv": (0.003, 0.03),
@@ -40,6 +44,8 @@ def attacks(iterations: int, adaptive: bool) -> Iterator[tuple[str, Attack]]:
     usual = papers.retrace(iterations)
     yield "retrace", usual
     yield "all nodes from the start", replace(usual, trajectory=Retrace())
+    for name, decay in SCHEDULES.items():
+        yield f"decay {name}", replace(usual, solver=replace(usual.solver, decay=decay))
     for option, values in VARIED.items():
         for value in values if option != "damping" or adaptive else ():
             yield f"{option} {value:g}", papers.retrace(iterations, **{option: value})
@@ -66,10 +72,12 @@ def main() -> None:
         settings={"optimizer": "adam", "lr": 3e-5} if adaptive else {},
     )
     clients = [victim.make(row, options.data, number) for number in range(options.clients)]
-    single = papers.ig(options.iterations, lr=1.0, tv=0.005, sign=False)
+    single = papers.auto(options.iterations)
     sent = replace(row, shares="gradient", settings={})
     shared = [victim.make(sent, options.data, number) for number in range(options.clients)]
-    tried = [("single step", single, shared)]
+    tried: list[tuple[str, Attack | Auto, list[victim.Attacked]]] = [
+        ("single step", single, shared)
+    ]
     tried += [(name, attack, clients) for name, attack in attacks(options.iterations, adaptive)]
     table = Table("setting", "PSNR [dB]", "seconds")
     for name, attack, victims in tried:
@@ -80,7 +88,7 @@ def main() -> None:
     Console().print(table)
 
 
-def each_attack(attack: Attack, attacked: victim.Attacked) -> tuple[float, float]:
+def each_attack(attack: Attack | Auto, attacked: victim.Attacked) -> tuple[float, float]:
     """(PSNR, seconds) on one client."""
     found = attack.run(attacked.model, attacked.update, labels=attacked.labels)
     return ls.measure.images(found.images, attacked.images).psnr.mean().item(), found.seconds

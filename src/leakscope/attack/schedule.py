@@ -75,3 +75,12 @@ class CosineDecay(Smooth):
     def __call__(self, iteration: int, total: int) -> float:
         """The multiplier."""
         return 0.5 * (1 + math.cos(math.pi * iteration / total))
+
+
+@dataclass(frozen=True)
+class LinearDecay(Smooth):
+    """A straight line from 1 to 0 over the run: what short runs do best with (docs/retrace.md)."""
+
+    def __call__(self, iteration: int, total: int) -> float:
+        """The multiplier."""
+        return 1 - iteration / total
