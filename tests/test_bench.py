@@ -256,6 +256,16 @@ def test_a_dying_process_takes_nothing_with_it() -> None:
     assert found["slow"] == Lost("gave no sign of life for 2 s")
 
 
+def test_a_process_that_died_while_idle_gets_no_work() -> None:
+    with Pool(1, threads=1) as pool:
+        for word in ("good", "better"):
+            (done,) = pool.do(die, [word], lambda job, share, match: None)
+            assert done == (word, word.upper())
+            for child in multiprocessing.active_children():
+                child.kill()
+                child.join()
+
+
 def lock_and_sleep(place: str, report: object) -> None:
     with Path(place).open("w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -90,7 +90,8 @@ def slowly(job, progress):
 """
 
 MACHINES = """
-import threading
+import threading, time
+from concurrent.futures import ThreadPoolExecutor
 from ray.cluster_utils import Cluster as Machines
 from leakscope.audit.cluster import Cluster
 from leakscope.audit.crew import Lost
@@ -161,8 +162,12 @@ with Cluster(machines.address, 1) as cluster:
     later(4, machines.remove_node, only, allow_graceful=False)
     lost, = do(cluster, 100)
     print(lost.reason, file=said)
-    later(3, machines.add_node, **machine(1, 1))
-    print(do(cluster, 0), file=said)
+    with ThreadPoolExecutor(1) as other:
+        waiting = other.submit(do, cluster, 0)
+        time.sleep(3)
+        assert not waiting.done()
+        machines.add_node(**machine(1, 1))
+        print(waiting.result(), file=said)
 machines.shutdown()
 """
 

@@ -206,6 +206,7 @@ class Pool:
                     yield worker.job, news[0]
 
     def _assign(self, work: Work[J, R], job: J, alone: bool) -> None:
+        self._idle = [worker for worker in self._idle if worker.process.is_alive()]
         worker = self._hire() if alone or not self._idle else self._idle.pop()
         worker.job, worker.since = job, math.inf
         self._busy.append(worker)
