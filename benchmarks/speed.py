@@ -45,7 +45,7 @@ RECIPES: dict[str, Callable[[int], Attack]] = {
     "retrace, one place": lambda iterations: papers.retrace(iterations, nodes=1),
     "retrace": papers.retrace,
 }
-BUDGETS = (20, 40, 60, 80, 120, 160, 320, 640)
+BUDGETS = (20, 30, 40, 50, 60, 80, 120, 160, 320, 640)
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,11 +22,8 @@ from leakscope.attack.labels import Known
 from leakscope.attack.problem import Problem
 from leakscope.attack.reconstruction import Reconstruction
 from leakscope.attack.solver import Progress
-from leakscope.errors import LeakscopeError
+from leakscope.errors import LeakscopeError, require
 from leakscope.update import Update
-
-LATER_WEIGHT = 0.1
-"""How much updates of later epochs count beside those of the first (AGIC, section V-A)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +50,7 @@ def reconstruct(
     rehearsal: int = 2000,
     pool: int = 2,
     by_label: bool = True,
+    later: float = 1.0,
     seed: int = 0,
     device: torch.device | str | None = None,
     on_progress: Progress | None = None,
@@ -68,11 +66,14 @@ def reconstruct(
         rehearsal: iterations of the reconstruction of each update alone.
         pool: side of the averaging before images are compared.
         by_label: pair only images of updates with a label in common.
+        later: how much updates of later epochs count beside those of the first. AGIC says 0.1
+            (section V-A), with which they hardly help (docs/reproduction.md).
         seed: of the random starts.
         device: where to compute.
         on_progress: called after every iteration of every reconstruction.
         keep: folder for finished reconstructions and checkpoints, to go on from after a break.
     """
+    require("later", later, above=0)
     _check(attack, model, epochs, device)
     rehearsed = replace(attack, solver=replace(attack.solver, iterations=rehearsal))
     alone = [
@@ -94,13 +95,13 @@ def reconstruct(
     pairs = [match(alone[0], later, pool=pool, by_label=by_label) for later in alone[1:]]
     first = torch.cat([each.labels for each in alone[0]])
     found = attack.reconstruct(
-        _views(model, epochs, alone, pairs, device),
+        _views(model, epochs, alone, pairs, later, device),
         Known(first),
         count=len(first),
         seed=seed,
         on_progress=on_progress,
         checkpoint=None if keep is None else keep / "joint.checkpoint",
-        identity=f"{attack!r} {seed} {[each.tolist() for each in pairs]} "
+        identity=f"{attack!r} {seed} {later} {[each.tolist() for each in pairs]} "
         f"{[update.fingerprint() for epoch in epochs for update in epoch]}",
     )
     return JointReconstruction(replace(found, labels_known=labels is not None), alone, pairs)
@@ -203,6 +204,7 @@ def _views(
     epochs: Sequence[Sequence[Update]],
     alone: list[list[Reconstruction]],
     pairs: list[Tensor],
+    later: float,
     device: torch.device | str | None,
 ) -> list[View]:
     """Every update with the indices of its images among those of the first epoch."""
@@ -219,7 +221,7 @@ def _views(
                     members.to(problem.low.device),
                     labels=found[position].labels.to(problem.low.device),
                     # A mean over the epoch's updates, as priors are means over the images.
-                    weight=(LATER_WEIGHT if number else 1.0) / len(epoch),
+                    weight=(later if number else 1.0) / len(epoch),
                     prefix=f"{number}.{position}/",
                 )
             )

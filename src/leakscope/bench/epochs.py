@@ -72,6 +72,7 @@ def attack_together(
             client.networks[0],
             [client.updates(epoch) for epoch in epochs],
             rehearsal=max(1, row.iterations // 5),
+            later=0.1,  # section V-A
             on_progress=on_progress,
             keep=checkpoint.parent,
         )

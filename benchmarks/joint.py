@@ -1,0 +1,84 @@
+"""Whether two gradients of the same images give away more than one (AGIC, section IV-B).
+
+    python benchmarks/joint.py --data FOLDER --clients 10
+
+FOLDER holds femnist.npz. Every client computes the gradient of eight images twice: on a fresh
+network, and after that has learned from a thousand other images. Prints the PSNR of each alone, and
+of both together, where the second counts a tenth (as the paper has it) or as much as the first.
+Labels known.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import leakscope as ls
+from leakscope import papers
+from leakscope.attack import joint
+
+
+def tried(data: ls.data.Dataset, seed: int, iterations: int) -> list[float]:
+    """PSNR by the first gradient, by the second, and by both with either weight."""
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
+    mine, others = order[:8], order[8:1008]
+    images, labels = data.images[mine], data.labels[mine]
+    first, second = (
+        ls.models.build("cnn-femnist", classes=data.classes, seed=seed) for _ in range(2)
+    )
+    learned = ls.Client(
+        first,
+        data.images[others],
+        data.labels[others],
+        epochs=1,
+        batch_size=50,
+        lr=0.01,
+        normalize="femnist",
+        seed=seed,
+    ).train()
+    assert learned.after is not None
+    second.load_state_dict(learned.after)
+    updates = [
+        ls.Client(network, images, labels, normalize="femnist").gradient()
+        for network in (first, second)
+    ]
+    attack = replace(papers.ig(tv=0.005, sign=False), solver=papers.retrace(iterations).solver)
+    found = [attack.run(first, each, labels=labels, seed=n) for n, each in enumerate(updates)]
+    for weight in (0.1, 1.0):
+        together = joint.reconstruct(
+            attack,
+            first,
+            [[update] for update in updates],
+            labels=[[labels]] * 2,
+            rehearsal=iterations // 4,
+            later=weight,
+        )
+        found.append(together.found)
+    return [ls.measure.images(each.images, images).psnr.mean().item() for each in found]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", required=True, type=Path)
+    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--iterations", type=int, default=100)
+    options = parser.parse_args()
+    data = ls.data.load(f"npz:{options.data / 'femnist.npz'}")
+    table = Table("client", "first", "second", "both, a tenth", "both, equal")
+    rows = []
+    for seed in range(options.clients):
+        rows.append(tried(data, seed, options.iterations))
+        table.add_row(str(seed), *(f"{psnr:.1f}" for psnr in rows[-1]))
+        print(seed, *(f"{psnr:.1f}" for psnr in rows[-1]), flush=True)
+    mean = torch.tensor(rows, dtype=torch.float64).mean(0).tolist()
+    table.add_row("mean", *(f"{psnr:.1f}" for psnr in mean))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
