@@ -293,7 +293,7 @@ def auto(iterations: int = 200, *, seconds: float = 600.0) -> Auto:
     """Whatever fits the update, strongest first; the best by replay score is kept.
 
     ``iterations`` are Retrace's; the others have theirs in proportion. IG and SME have Retrace's
-    step sizes, which get as far in fewer iterations than those of their papers.
+    step sizes here, not those of their papers.
     """
     some, many = max(1, iterations // 2), 24 * iterations
     quick = _hastened(ig(iterations, tv=0.005, sign=False))
