@@ -92,7 +92,7 @@ def reconstruct(
         ]
         for number, epoch in enumerate(epochs)
     ]
-    pairs = [match(alone[0], later, pool=pool, by_label=by_label) for later in alone[1:]]
+    pairs = [match(alone[0], each, pool=pool, by_label=by_label) for each in alone[1:]]
     first = torch.cat([each.labels for each in alone[0]])
     found = attack.reconstruct(
         _views(model, epochs, alone, pairs, later, device),
