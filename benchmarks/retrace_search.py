@@ -43,7 +43,9 @@ def attacks(iterations: int, adaptive: bool) -> Iterator[tuple[str, Attack]]:
     yield "sme", papers.sme(iterations)
     usual = papers.retrace(iterations)
     yield "retrace", usual
-    yield "all nodes from the start", replace(usual, trajectory=Retrace())
+    for eighths in (0, 3, 5):
+        grown = Retrace(grow=iterations * eighths // 8)
+        yield f"all nodes after {eighths}/8", replace(usual, trajectory=grown)
     for name, decay in SCHEDULES.items():
         yield f"decay {name}", replace(usual, solver=replace(usual.solver, decay=decay))
     for option, values in VARIED.items():

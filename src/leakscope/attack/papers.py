@@ -252,7 +252,7 @@ def nl_sme_scaling(iterations: int = 1000, *, tv: float = 0.01) -> Attack:
 
 
 def retrace(
-    iterations: int = 200,
+    iterations: int = 300,
     *,
     lr: float = 2.0,
     tv: float = 0.01,
@@ -262,7 +262,7 @@ def retrace(
 ) -> Attack:
     """Retrace, leakscope's own: follow the path that a replay of the client takes."""
     return Attack(
-        trajectory=Retrace(nodes=nodes, every=every, grow=iterations * 3 // 8, damping=damping),
+        trajectory=Retrace(nodes=nodes, every=every, grow=iterations * 3 // 4, damping=damping),
         distance=Cosine(),
         priors=(TotalVariation(tv / 2), Box()),
         solver=Adam(lr=lr, iterations=iterations, decay=LinearDecay()),
@@ -289,7 +289,7 @@ def fedleak(
     )
 
 
-def auto(iterations: int = 200, *, seconds: float = 600.0) -> Auto:
+def auto(iterations: int = 300, *, seconds: float = 600.0) -> Auto:
     """Whatever fits the update, strongest first; the best by replay score is kept.
 
     ``iterations`` are Retrace's; the others have theirs in proportion. IG and SME have Retrace's

@@ -8,9 +8,7 @@ from leakscope.bench.table import Pick, Recipe, Row, Table, Victim
 from leakscope.bench.tables.sme import CNN
 
 REFERENCE = "leakscope: Retrace, docs/retrace.md"
-_STEPS = 200
-_THEIRS = 300
-"""Iterations of the papers' attacks, whose step sizes need more of them."""
+_STEPS = 300
 
 # N, E, B, then SME's printed PSNR for CIFAR-100 and FEMNIST, where there is one
 _SETTINGS = (
@@ -39,9 +37,9 @@ _OPTIMIZERS: dict[str, dict[str, Any]] = {
 
 _IG = {"lr": 1.0, "tv": 0.005, "sign": False}
 _ATTACKS = {
-    "IG": Recipe("ig", _THEIRS, _IG),
-    "SME": Recipe("sme", _THEIRS),
-    "simulation": Recipe("ig_fedavg", _THEIRS, _IG),
+    "IG": Recipe("ig", _STEPS, _IG),
+    "SME": Recipe("sme", _STEPS),
+    "simulation": Recipe("ig_fedavg", _STEPS, _IG),
     "Retrace": Recipe("retrace", _STEPS),
     "auto": Recipe("auto", _STEPS, {"seconds": 3600.0}),
 }
