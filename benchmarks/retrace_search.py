@@ -30,7 +30,7 @@ from leakscope.bench.table import Victim
 SCHEDULES: dict[str, Schedule] = {"in steps": StepDecay(), "cosine": CosineDecay()}
 NETWORKS = {"cifar100": "cnn-cifar", "femnist": "cnn-femnist"}
 VARIED: dict[str, tuple[Any, ...]] = {
-    "lr": (0.5, 1.0, 4.0),
+    "lr": (0.2, 0.8),
     "nodes": (1, 2, 5),
     "every": (10, 50),
     "tv": (0.003, 0.03),

@@ -133,6 +133,21 @@ def test_the_sign_of_the_gradient_forgets_its_size() -> None:
     assert not torch.allclose(ends[1.0][1], ends[1e-6][1])
 
 
+@pytest.mark.parametrize("deviation", [1.0, 0.2])
+def test_relative_steps_are_as_long_however_the_client_normalises(deviation: float) -> None:
+    model, (images, labels) = tiny(), examples()
+    client = ls.Client(model, images, labels, lr=0.1, normalize=((0.4,), (deviation,)))
+    attack = Attack(
+        trajectory=Start(),
+        distance=Cosine(),
+        solver=Adam(lr=0.1, relative=True, iterations=1, sign=True),
+        priors=(),
+        start="grey",
+    )
+    found = attack.run(model, client.train(), labels=labels).images
+    assert (found - 0.5).abs().max().item() == pytest.approx(0.1)
+
+
 def test_steps_decay_at_three_five_and_seven_eighths() -> None:
     rates = [Adam(lr=1.0, iterations=8).scale(i) for i in range(8)]
     assert rates == pytest.approx([1, 1, 1, 0.1, 0.1, 0.01, 0.01, 0.001])

@@ -260,10 +260,11 @@ class Attack:
             images = torch.randn(shape, generator=generator).to(problem.low)
         else:
             images = problem.low.lerp(problem.high, 0.5).expand(shape).clone()
+        lr = self.solver.lr
+        if self.solver.relative:
+            lr *= (problem.high - problem.low).mean().item()
         variables = {
-            "images": Variable(
-                problem.laid_out(images), lr=self.solver.lr, project=self._project(problem)
-            ),
+            "images": Variable(problem.laid_out(images), lr=lr, project=self._project(problem)),
             "labels": source.variable(problem, generator),
         }
         for view in views:

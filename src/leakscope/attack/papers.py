@@ -254,7 +254,7 @@ def nl_sme_scaling(iterations: int = 1000, *, tv: float = 0.01) -> Attack:
 def retrace(
     iterations: int = 300,
     *,
-    lr: float = 2.0,
+    lr: float = 0.4,
     tv: float = 0.01,
     nodes: int = 3,
     every: int = 25,
@@ -265,7 +265,7 @@ def retrace(
         trajectory=Retrace(nodes=nodes, every=every, grow=iterations * 3 // 4, damping=damping),
         distance=Cosine(),
         priors=(TotalVariation(tv / 2), Box()),
-        solver=Adam(lr=lr, iterations=iterations, decay=LinearDecay()),
+        solver=Adam(lr=lr, relative=True, iterations=iterations, decay=LinearDecay()),
     )
 
 

@@ -97,6 +97,8 @@ class Solver:
 
     Attributes:
         lr: step size for the images; other variables may bring their own.
+        relative: ``lr`` is a share of the way from black to white, so that it suits however the
+            client normalises; by default it is in units of the normalised images.
         iterations: how many, at most.
         decay: schedule that scales all step sizes; ``None`` keeps them constant.
         plateau: when to leave a stage of the schedule early; never by default.
@@ -107,6 +109,7 @@ class Solver:
 
     lr: float
     iterations: int
+    relative: bool = False
     decay: Schedule | None = None
     plateau: Plateau | None = None
     seconds: float | None = None

@@ -13,7 +13,9 @@ from leakscope.attack.solver import Progress
 from leakscope.bench.table import Row
 from leakscope.bench.trial import KINDS, Job, build
 
-ITERATIONS = 3
+ITERATIONS = 8
+"""Enough for an attack that costs more towards its end, as Retrace does."""
+
 SECONDS_ENOUGH = 10.0
 """A probe that has taken so long is not continued after its second iteration."""
 
