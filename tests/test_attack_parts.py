@@ -49,6 +49,10 @@ def test_total_variation_is_the_mean_absolute_difference_of_neighbours() -> None
     problem = problem_of(tiny_update())
     penalty = TotalVariation(0.1).penalty(x, problem)
     assert penalty.item() == pytest.approx(0.1 * ((1 + 0) / 2 + (3 + 2) / 2))
+    four = x.repeat(4, 1, 1, 1)
+    assert TotalVariation(0.1).penalty(four, problem).item() == pytest.approx(penalty.item())
+    summed = TotalVariation(0.1, summed=True).penalty(four, problem)
+    assert summed.item() == pytest.approx(4 * penalty.item())
 
 
 def test_box_clips_to_black_and_white() -> None:

@@ -255,7 +255,7 @@ def retrace(
     iterations: int = 300,
     *,
     lr: float = 0.4,
-    tv: float = 0.01,
+    tv: float = 1e-4,
     nodes: int = 3,
     every: int = 25,
     damping: float = 0.1,
@@ -264,7 +264,7 @@ def retrace(
     return Attack(
         trajectory=Retrace(nodes=nodes, every=every, grow=iterations * 3 // 4, damping=damping),
         distance=Cosine(),
-        priors=(TotalVariation(tv / 2), Box()),
+        priors=(TotalVariation(tv, summed=True), Box()),
         solver=Adam(lr=lr, relative=True, iterations=iterations, decay=LinearDecay()),
     )
 
@@ -292,12 +292,11 @@ def fedleak(
 def auto(iterations: int = 300, *, seconds: float = 600.0) -> Auto:
     """Whatever fits the update, strongest first; the best by replay score is kept.
 
-    ``iterations`` are Retrace's; the others have theirs in proportion. IG and SME have Retrace's
-    step sizes here, not those of their papers.
+    ``iterations`` are Retrace's; the others have theirs in proportion. SME has Retrace's step
+    sizes here, and IG also its prior: it is Retrace at the one place of the gradient.
     """
-    some, many = max(1, iterations // 2), 24 * iterations
-    quick = _hastened(ig(iterations, tv=0.005, sign=False))
-    line = _hastened(sme(some))
+    some = max(1, iterations // 2)
+    line = replace(sme(some), solver=retrace(some).solver)
     return Auto(
         seconds=seconds,
         rough=(
@@ -309,15 +308,15 @@ def auto(iterations: int = 300, *, seconds: float = 600.0) -> Auto:
             Candidate("retrace", retrace(iterations), many_steps, "replays the client's path"),
             Candidate("sme", line, many_steps, "needs no replay"),
             Candidate("sapag", sapag(iterations), smooth_gradient, "for smooth networks"),
-            Candidate("ig", quick, one_gradient, "for one gradient"),
-            Candidate("ig_signed", ig(many), deep_gradient, "for deep networks"),
+            Candidate(
+                "ig",
+                replace(retrace(4 * iterations), trajectory=Start()),
+                one_gradient,
+                "for one gradient",
+            ),
+            Candidate("ig_signed", ig(24 * iterations), deep_gradient, "for deep networks"),
         ),
     )
-
-
-def _hastened(attack: Attack) -> Attack:
-    """The same parts with the step sizes of Retrace."""
-    return replace(attack, solver=retrace(attack.solver.iterations).solver)
 
 
 def closed_form() -> ClosedForm:

@@ -41,13 +41,20 @@ class Weighted(Prior):
 
 @dataclass(frozen=True)
 class TotalVariation(Weighted):
-    """``weight * (mean |dx| + mean |dy|)``: neighbouring pixels are alike (IG, equation 4)."""
+    """``weight * (mean |dx| + mean |dy|)``: neighbouring pixels are alike (IG, equation 4).
+
+    Attributes:
+        summed: add up the images instead of taking their mean. The more of them share an update,
+            the less it says about each, and the more must be assumed.
+    """
+
+    summed: bool = False
 
     def penalty(self, x: Tensor, problem: Problem) -> Tensor:
         """Anisotropic total variation of normalised images."""
         across = (x[..., :, 1:] - x[..., :, :-1]).abs().mean()
         down = (x[..., 1:, :] - x[..., :-1, :]).abs().mean()
-        return self.weight * (across + down)
+        return self.weight * (across + down) * (len(x) if self.summed else 1)
 
 
 @dataclass(frozen=True)
