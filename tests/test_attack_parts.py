@@ -260,7 +260,7 @@ def test_an_update_without_movement_is_refused() -> None:
 def test_recipes_read_like_their_constructor() -> None:
     text = repr(papers.sme())
     assert "Line(alpha=0.5, lr=0.001, every=5)" in text
-    assert "TotalVariation(weight=0.005)" in text
+    assert "TotalVariation(weight=0.005, summed=False)" in text
     assert "Adam(lr=1.0, iterations=1000" in text
 
 

@@ -371,7 +371,10 @@ def test_a_budget_says_what_does_not_fit(
     assert "do not fit the budget even once: N=2 SME" in done.err
 
 
-@pytest.mark.parametrize("marks", [((1, 3), (2, 3), (3, 3)), ((167, 1000), (333, 1000))])
+ALL = estimate.ITERATIONS
+
+
+@pytest.mark.parametrize("marks", [((1, ALL), (2, ALL), (3, ALL)), ((167, 1000), (333, 1000))])
 def test_what_counts_in_thousandths_takes_no_longer(
     marks: tuple[tuple[int, int], ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,7 +392,7 @@ def test_what_counts_in_thousandths_takes_no_longer(
     job = trial.Job(ROWS[0], 0, tmp_path, tmp_path / "checkpoint")
     found = estimate.probe(job, lambda *_: None)
     assert found is not None
-    each = 1.0 if marks[0][1] == 3 else 1000 / 166 / 3
+    each = 1.0 if marks[0][1] == ALL else 1000 / 166 / ALL
     assert found.iteration == pytest.approx(each)
 
 
