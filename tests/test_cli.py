@@ -205,7 +205,7 @@ def test_several_updates_of_the_same_examples_are_attacked_together(
     assert done.code == 0, done.err
     found = ls.Reconstruction.load(desk / "both" / "reconstruction.safetensors")
     assert found.images.shape == (3, 1, 12, 12)
-    assert "TotalVariation(weight=0.01)" in found.attack
+    assert "TotalVariation(weight=0.01, " in found.attack
 
 
 def test_show_and_list(leakscope: Callable[..., Run]) -> None:
