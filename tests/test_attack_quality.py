@@ -22,13 +22,16 @@ def victim(
 
 
 def test_on_many_local_steps_sme_beats_ig_and_retrace_beats_sme(cifar100: ls.data.Dataset) -> None:
-    """Measured at 300 iterations: IG 23.2, SME 27.4, Retrace 32.1 dB; here 150 suffice."""
+    """Measured at 300 iterations: IG 23.2 dB, SME 27.4 dB; here 150 suffice, and 80 of Retrace's.
+
+    One node makes an iteration of Retrace as cheap as one of SME; it has three by default.
+    """
     model, images, labels, client = victim(cifar100, "cifar100", count=10, epochs=20)
     update = client.train()
     found = {
         "ig": papers.ig(150, lr=1.0, tv=0.005, sign=False).run(model, update, labels=labels),
         "sme": papers.sme(150).run(model, update, labels=labels),
-        "retrace": papers.retrace(150).run(model, update, labels=labels),
+        "retrace": papers.retrace(80, nodes=1).run(model, update, labels=labels),
     }
     psnr = {
         name: ls.measure.images(each.images, images).psnr.mean().item()

@@ -30,7 +30,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ 
     ("attack", "optimizer"), [(papers.sme(12), "sgd"), (papers.retrace(12, lr=0.1), "adam")]
 )
 def test_a_compiled_step_finds_the_same_images(attack: Attack, optimizer: str) -> None:
-    """Steps are small where the last bits would grow: with an Adam client they do at lr 2."""
+    """Steps are small where the last bits would grow: with an Adam client they do in long ones."""
     model, (images, labels) = tiny(), examples()
     update = ls.Client(model, images, labels, epochs=4, lr=0.01, optimizer=optimizer).train()
     found = {
