@@ -19,7 +19,7 @@ from leakscope.attack.infer import Inferred, infer, unknown_fields
 from leakscope.attack.layers import smooth
 from leakscope.attack.problem import Problem
 from leakscope.attack.reconstruction import Reconstruction
-from leakscope.attack.retrace import replay_score
+from leakscope.attack.retrace import check_replay, replay_score
 from leakscope.attack.solver import Progress
 from leakscope.errors import LeakscopeError, StorageError, require
 from leakscope.federated.local import behaviour
@@ -28,9 +28,9 @@ from leakscope.update import Update
 ENOUGH = 0.9999
 """A replay score that no other attack can improve on visibly."""
 
-CLEARLY = 0.7
-"""Scores of clients that shuffle are blurred by the unknown order: a weaker candidate must leave
-less than this share of what a stronger one leaves unexplained (``benchmarks/replay_score.py``)."""
+CLEARLY = 0.8
+"""Scores are blurred by the unknown order of examples, and noise can raise them a little: a later
+candidate must leave less than this share of what an earlier one leaves unexplained."""
 
 FEW = 4
 """Examples that L-BFGS can tell apart."""
@@ -136,13 +136,9 @@ class Auto:
     def strongest(self, model: nn.Module, update: Update) -> Attack:
         """The first candidate that fits, for several updates at once."""
         problem = Problem.of(model, update, None)
-        known = not unknown_fields(update.protocol)
         for candidate in self.candidates:
-            attack = candidate.attack
-            if not isinstance(attack, Attack) or not candidate.when(problem):
-                continue
-            if known or not attack.trajectory.replays:
-                return attack
+            if isinstance(candidate.attack, Attack) and candidate.when(problem):
+                return candidate.attack
         raise LeakscopeError("no attack fits this update")
 
 
@@ -248,6 +244,19 @@ class _Trials:
 def many_steps(problem: Problem) -> bool:
     """The client sent weights after more than one step of plain SGD."""
     return not one_gradient(problem)
+
+
+def replayable(problem: Problem) -> bool:
+    """Of these steps everything is known that a replay needs."""
+    with contextlib.suppress(LeakscopeError):
+        check_replay(problem)
+        return many_steps(problem)
+    return False
+
+
+def not_replayable(problem: Problem) -> bool:
+    """Something is missing, or a batch of the replay would be one that the network refuses."""
+    return many_steps(problem) and not replayable(problem)
 
 
 def one_gradient(problem: Problem) -> bool:

@@ -14,7 +14,9 @@ from leakscope.attack.auto import (
     computable,
     deep_gradient,
     many_steps,
+    not_replayable,
     one_gradient,
+    replayable,
     smooth_gradient,
 )
 from leakscope.attack.closed_form import ClosedForm
@@ -297,6 +299,7 @@ def auto(iterations: int = 300, *, seconds: float = 600.0) -> Auto:
     need not smooth much, unless many images share it.
     """
     some = max(1, iterations // 2)
+    sharp = retrace(max(1, iterations * 3 // 4), tv=0.004)
     line = replace(sme(some), solver=retrace(some).solver)
     point = replace(
         retrace(4 * iterations),
@@ -311,8 +314,9 @@ def auto(iterations: int = 300, *, seconds: float = 600.0) -> Auto:
         ),
         candidates=(
             Candidate("closed_form", closed_form(), computable, "exact for one example"),
-            Candidate("retrace", retrace(iterations), many_steps, "replays the client's path"),
-            Candidate("sme", line, many_steps, "needs no replay"),
+            Candidate("retrace", retrace(iterations), replayable, "replays the client's path"),
+            Candidate("retrace_sharp", sharp, replayable, "replays it, and smooths less"),
+            Candidate("sme", line, not_replayable, "needs no replay"),
             Candidate("sapag", sapag(iterations), smooth_gradient, "for smooth networks"),
             Candidate("ig", point, one_gradient, "for one gradient"),
             Candidate("ig_signed", ig(24 * iterations), deep_gradient, "for deep networks"),

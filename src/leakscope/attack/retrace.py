@@ -67,7 +67,7 @@ class Retrace(Trajectory):
     def variables(self, problem: Problem) -> dict[str, Variable]:
         """None, but a complaint if the client cannot be replayed."""
         both_ends(problem)
-        _check(problem)
+        check_replay(problem)
         return {}
 
     def refresh(self, problem: Problem, x: Tensor, y: Tensor, iteration: int) -> State:
@@ -234,14 +234,14 @@ def replay_score(
     y = found.labels.to(x.device)
     if problem.after is None:
         return _cosine(problem.gradient(problem.before, x, y), problem.observed).item()
-    _check(problem)
+    check_replay(problem)
     scores = []
     for seed in range(orders):
         scores.append(_cosine(replay(problem, x, y, seed=seed).moved, problem.observed))
     return torch.stack(scores).mean().item()
 
 
-def _check(problem: Problem) -> None:
+def check_replay(problem: Problem) -> None:
     """Refuse an update whose client cannot be replayed."""
     problem.protocol.need("lr", "epochs", "batch_size", "optimizer")
     check_batches(problem.model, problem.protocol, problem.num_examples)
