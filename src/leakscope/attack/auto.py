@@ -30,7 +30,7 @@ ENOUGH = 0.9999
 
 CLEARLY = 0.8
 """Scores are blurred by the unknown order of examples, and noise can raise them a little: a later
-candidate must leave less than this share of what an earlier one leaves unexplained."""
+candidate must leave less than this share of what an earlier one leaves (``docs/auto.md``)."""
 
 FEW = 4
 """Examples that L-BFGS can tell apart."""
