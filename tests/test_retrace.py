@@ -15,6 +15,9 @@ from leakscope.attack.retrace import Retrace, quadrature
 from leakscope.attack.trajectory import Line
 from victims import CLIENTS, examples, tiny, tiny_update
 
+DUE = Retrace().every // 3
+"""The iteration of the first replay."""
+
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_on_the_true_data_a_node_per_step_predicts_the_update(name: str) -> None:
@@ -27,7 +30,7 @@ def test_on_the_true_data_a_node_per_step_predicts_the_update(name: str) -> None
     update = ls.Client(model, images, labels, epochs=5, **CLIENTS[name]).train()
     problem = Problem.of(model, update, None)
     retrace = Retrace(nodes=5, damping=0.0)
-    theta = retrace.refresh(problem, images, labels, 0)
+    theta = retrace.refresh(problem, images, labels, DUE)
     predicted = retrace.predict(problem, images, labels, theta)
     for key, moved in problem.observed.items():
         expected = moved / (5 * CLIENTS[name]["lr"])
@@ -43,7 +46,7 @@ def test_three_nodes_come_close(name: str) -> None:
     gaps = []
     for nodes in (1, 3):
         retrace = Retrace(nodes=nodes, damping=1e-2)  # the default is for the search, not exact
-        theta = retrace.refresh(problem, images, labels, 0)
+        theta = retrace.refresh(problem, images, labels, DUE)
         compare = papers.retrace().distance.against(problem)
         gaps.append(compare(retrace.predict(problem, images, labels, theta)).item())
     assert gaps[1] < gaps[0]
@@ -65,7 +68,17 @@ def test_replays_come_at_their_interval() -> None:
     problem = Problem.of(tiny(), tiny_update(), None)
     images, labels = examples()
     due = [bool(Retrace(every=4).refresh(problem, images, labels, i)) for i in range(6)]
-    assert due == [True, False, False, False, True, False]
+    assert due == [True, True, False, False, False, True]
+
+
+def test_noise_is_not_replayed() -> None:
+    problem = Problem.of(tiny(), tiny_update(), None)
+    found = Retrace(nodes=1).refresh(problem, *examples(), 0)
+    place = quadrature(1, problem.protocol.steps(problem.num_examples))[0].place
+    assert problem.after is not None
+    for name, start in problem.before.items():
+        share = place / problem.protocol.steps(problem.num_examples)
+        torch.testing.assert_close(found[f"0/{name}"], start.lerp(problem.after[name], share))
 
 
 def test_what_retrace_must_know() -> None:
@@ -100,7 +113,7 @@ def test_batches_of_unknown_order_are_predicted_on_the_whole(name: str) -> None:
     gap = {}
     for trajectory in (Line(), Retrace()):
         theta = {key: each.value for key, each in trajectory.variables(problem).items()}
-        theta |= trajectory.refresh(problem, images, labels, 0)
+        theta |= trajectory.refresh(problem, images, labels, DUE)
         predicted = trajectory.predict(problem, images, labels, theta)
         gap[type(trajectory)] = compare(predicted).item()
     assert gap[Retrace] < max(0.02, 0.8 * gap[Line])
@@ -121,7 +134,7 @@ def test_summed_losses_have_as_much_decay_as_steps() -> None:
         ).train()
         problem = Problem.of(model, update, None)
         retrace = Retrace()
-        theta = retrace.refresh(problem, images, labels, 0)
+        theta = retrace.refresh(problem, images, labels, DUE)
         gap = Cosine().against(problem)(retrace.predict(problem, images, labels, theta))
         assert gap < 0.02
 

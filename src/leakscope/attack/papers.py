@@ -267,7 +267,13 @@ def retrace(
         trajectory=Retrace(nodes=nodes, every=every, grow=iterations * 3 // 4, damping=damping),
         distance=Cosine(),
         priors=(TotalVariation(tv / 2), Box()),
-        solver=Adam(lr=lr, relative=True, iterations=iterations, decay=LinearDecay()),
+        solver=Adam(
+            lr=lr,
+            relative=True,
+            iterations=iterations,
+            decay=LinearDecay(),
+            betas=(0.7, 0.99),  # pixels that stop at the box must not carry their speed along
+        ),
     )
 
 

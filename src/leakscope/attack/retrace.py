@@ -71,8 +71,12 @@ class Retrace(Trajectory):
         return {}
 
     def refresh(self, problem: Problem, x: Tensor, y: Tensor, iteration: int) -> State:
-        """Weights at all nodes from a new replay, when it is due."""
-        if iteration % self.every and iteration != self.grow:
+        """Weights at all nodes, on the straight line at first, then from each replay that is due.
+
+        Dummies that are still noise would cost a replay and tell nothing, so the first one comes
+        after a third of the interval.
+        """
+        if iteration not in (0, self.grow) and iteration % self.every != self.every // 3:
             return {}
         start, end = both_ends(problem)
         steps = problem.protocol.steps(problem.num_examples)
@@ -80,18 +84,21 @@ class Retrace(Trajectory):
         first, second = optimizer.mixing(problem.protocol, [(n.first, n.last) for n in nodes])
         shares = torch.tensor([node.share for node in nodes])
         found = {"first": first.to(x), "second": second.to(x), "shares": shares.to(x)}
+        for number, node in enumerate(nodes):
+            for name, tensor in start.items():
+                found[f"{number}/{name}"] = tensor.lerp(end[name], node.place / steps)
+        if iteration == 0:
+            return found
         replayed = replay(problem, x, y, nodes, seed=iteration)
         moved = replayed.moved
         trust = _cosine(moved, problem.observed).clamp_min(0)
         ratio = trust * length(problem.observed) / length(moved).clamp_min(1e-30)
-        diverged = not ratio.isfinite()  # then all that is left is the straight line
+        if not ratio.isfinite():  # it diverged
+            return found
         for number, node in enumerate(nodes):
-            share = node.place / steps
             for name, here in replayed.weights[number].items():
-                line = start[name].lerp(end[name], share)
-                if not diverged:
-                    line = line + ratio * (here - start[name] + share * moved[name])
-                found[f"{number}/{name}"] = line
+                bend = here - start[name] + node.place / steps * moved[name]
+                found[f"{number}/{name}"] = found[f"{number}/{name}"] + ratio * bend
         return found
 
     def predict(self, problem: Problem, x: Tensor, y: Tensor, theta: Mapping[str, Tensor]) -> State:
