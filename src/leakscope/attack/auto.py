@@ -48,12 +48,20 @@ class Candidate:
         attack: its parts.
         when: which updates it is tried on.
         why: the reason, as part of a sentence.
+        least: iterations it must have had to be trusted: what smooths little explains an update
+            before its images are good.
     """
 
     name: str
     attack: Attack | ClosedForm
     when: Callable[[Problem], bool] = field(repr=False)
     why: str = field(repr=False)
+    least: int = field(default=0, repr=False)
+
+    def fits(self, problem: Problem) -> bool:
+        """Whether it is worth a try."""
+        short = isinstance(self.attack, Attack) and self.attack.solver.iterations < self.least
+        return not short and self.when(problem)
 
 
 @dataclass(frozen=True)
@@ -107,7 +115,7 @@ class Auto:
             notes.append(f"the client's training was inferred: {inferred.words}")
             update = replace(update, protocol=inferred.protocol)
             problem = replace(problem, protocol=inferred.protocol)
-        fitting = [candidate for candidate in self.candidates if candidate.when(problem)]
+        fitting = [candidate for candidate in self.candidates if candidate.fits(problem)]
         for number, candidate in enumerate(fitting):
             if trials.found and trials.best[0] >= ENOUGH:
                 break
@@ -137,7 +145,7 @@ class Auto:
         """The first candidate that fits, for several updates at once."""
         problem = Problem.of(model, update, None)
         for candidate in self.candidates:
-            if isinstance(candidate.attack, Attack) and candidate.when(problem):
+            if isinstance(candidate.attack, Attack) and candidate.fits(problem):
                 return candidate.attack
         raise LeakscopeError("no attack fits this update")
 
@@ -167,6 +175,7 @@ class _Trials:
     found: list[tuple[float, Candidate, Reconstruction]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     kept: list[Path] = field(default_factory=list)
+    seconds: float = 0.0
 
     @property
     def best(self) -> tuple[float, Candidate, Reconstruction]:
@@ -212,6 +221,10 @@ class _Trials:
 
     def score(self, candidate: Candidate, update: Update, found: Reconstruction) -> None:
         """Add a reconstruction to what has been found; one that cannot be replayed scores 0."""
+        self.seconds += found.seconds
+        if (done := len(found.history["match"])) < candidate.least:
+            self.failures.append(f"{candidate.name}: {done} iterations are too few to judge it by")
+            return
         score = 0.0
         try:
             score = replay_score(self.model, update, found, device=self.device)
@@ -225,8 +238,7 @@ class _Trials:
         others = [f"{c.name} {s:.3f}" for s, c, _ in self.found if c is not chosen]
         compared = f" (others: {', '.join(others)})" if others else ""
         reason = f"{chosen.name}: {chosen.why}; replay score {score:.3f}{compared}"
-        seconds = sum(each.seconds for _, _, each in self.found)
-        return replace(found, seconds=seconds, why="; ".join([reason, *notes, *self.failures]))
+        return replace(found, seconds=self.seconds, why="; ".join([reason, *notes, *self.failures]))
 
     def clear(self) -> None:
         """Remove what was kept for a break."""

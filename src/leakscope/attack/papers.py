@@ -321,7 +321,7 @@ def auto(iterations: int = 300, *, seconds: float = 600.0) -> Auto:
         candidates=(
             Candidate("closed_form", closed_form(), computable, "exact for one example"),
             Candidate("retrace", retrace(iterations), replayable, "replays the client's path"),
-            Candidate("retrace_sharp", sharp, replayable, "replays it, and smooths less"),
+            Candidate("retrace_sharp", sharp, replayable, "replays it, smooths less", least=150),
             Candidate("sme", line, not_replayable, "needs no replay"),
             Candidate("sapag", sapag(iterations), smooth_gradient, "for smooth networks"),
             Candidate("ig", point, one_gradient, "for one gradient"),
