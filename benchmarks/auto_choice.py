@@ -1,0 +1,58 @@
+"""Does auto choose well between Retrace and Retrace with less smoothing?
+
+    python benchmarks/auto_choice.py [--iterations 300] [--iterations 60]
+
+Twelve updates of one to three of the embedded photographs, two networks. Prints for each the PSNR of
+both attacks, the share of the update that their replays leave unexplained (1 - replay score), which
+of them auto keeps, and what that gains over Retrace alone. Labels known.
+"""
+
+from __future__ import annotations
+
+import argparse
+from itertools import product
+
+from rich.console import Console
+from rich.table import Table
+
+import leakscope as ls
+from leakscope import papers
+from leakscope.attack.auto import CLEARLY
+
+NETWORKS = ("cnn-femnist", "cnn-cifar")
+CLIENTS = ((1, 5, 0.004), (1, 20, 0.02), (2, 5, 0.02), (2, 20, 0.004), (3, 10, 0.001), (3, 20, 0.02))
+"""Photographs, epochs, step size."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--iterations", type=int, action="append", help="300 and 60 by default")
+    options = parser.parse_args()
+    photos = ls.data.load("photos", size=32)
+    screen = Console()
+    for iterations in options.iterations or (300, 60):
+        candidates = {each.name: each.attack for each in papers.auto(iterations).candidates}
+        table = Table("client", "plain [dB]", "sharp [dB]", "plain left", "sharp left", "gained")
+        for network, (count, epochs, lr) in product(NETWORKS, CLIENTS):
+            images, labels = photos.images[-count:], photos.labels[-count:]
+            model = ls.models.build(network, classes=photos.classes, channels=3, size=32)
+            client = ls.Client(model, images, labels, epochs=epochs, lr=lr, normalize="photos")
+            update = client.train()
+            quality, left = [], []
+            for name in ("retrace", "retrace_sharp"):
+                found = candidates[name].run(model, update, labels=labels, compiling="never")
+                quality.append(ls.measure.images(found.images, images).psnr.mean().item())
+                left.append(1 - ls.replay_score(model, update, found))
+            chosen = left[1] < CLEARLY * left[0]
+            table.add_row(
+                f"{network} N={count} E={epochs} lr={lr:g}",
+                *(f"{each:.1f}" for each in quality),
+                *(f"{each:.5f}" for each in left),
+                f"{quality[1] - quality[0]:+.1f}" if chosen else f"({quality[1] - quality[0]:+.1f})",
+            )
+        screen.print(f"{iterations} iterations; gained in brackets: auto keeps the plain one")
+        screen.print(table)
+
+
+if __name__ == "__main__":
+    main()
