@@ -20,6 +20,7 @@ from rich.table import Table
 
 import leakscope as ls
 from leakscope import papers
+from leakscope.attack.adam import Adam
 from leakscope.attack.attack import Attack
 from leakscope.attack.auto import Auto
 from leakscope.attack.retrace import Retrace
@@ -29,6 +30,8 @@ from leakscope.bench.table import Victim
 
 SCHEDULES: dict[str, Schedule] = {"in steps": StepDecay(), "cosine": CosineDecay()}
 NETWORKS = {"cifar100": "cnn-cifar", "femnist": "cnn-femnist"}
+BETAS = ((0.9, 0.999), (0.8, 0.99), (0.5, 0.95))
+"""Adam's decay rates: of the mean gradient, which is its momentum, and of the mean square."""
 VARIED: dict[str, tuple[Any, ...]] = {
     "lr": (0.2, 0.8),
     "nodes": (1, 2, 5),
@@ -42,12 +45,16 @@ def attacks(iterations: int, adaptive: bool) -> Iterator[tuple[str, Attack]]:
     """SME, Retrace, and Retrace with one setting changed; damping matters only to Adam."""
     yield "sme", papers.sme(iterations)
     usual = papers.retrace(iterations)
+    assert isinstance(usual.solver, Adam)
     yield "retrace", usual
     for eighths in (0, 3, 5):
         grown = Retrace(grow=iterations * eighths // 8)
         yield f"all nodes after {eighths}/8", replace(usual, trajectory=grown)
     for name, decay in SCHEDULES.items():
         yield f"decay {name}", replace(usual, solver=replace(usual.solver, decay=decay))
+    for betas in BETAS:
+        named = f"momentum {betas[0]:g}, {betas[1]:g}"
+        yield named, replace(usual, solver=replace(usual.solver, betas=betas))
     for option, values in VARIED.items():
         for value in values if option != "damping" or adaptive else ():
             yield f"{option} {value:g}", papers.retrace(iterations, **{option: value})
