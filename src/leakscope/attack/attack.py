@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -28,6 +29,7 @@ from leakscope.attack.solver import (
     Variable,
     solve,
 )
+from leakscope.attack.switching import Switching
 from leakscope.attack.trajectory import Start, Trajectory
 from leakscope.errors import require, unknown
 from leakscope.federated.local import behaviour
@@ -105,6 +107,7 @@ class Attack:
         start: how images begin.
         restarts: runs from different starts, of which the best match is kept.
         emphasis: schedule of a factor on the distance.
+        switching: strength of :class:`Switching`; with 0 a ReLU has no second derivative.
     """
 
     trajectory: Trajectory
@@ -115,9 +118,11 @@ class Attack:
     start: Beginning = "noise"
     restarts: int = 1
     emphasis: Emphasis | None = None
+    switching: float = 0.0
 
     def __post_init__(self) -> None:
         require("restarts", self.restarts, least=1)
+        require("switching", self.switching)
         if self.start not in get_args(Beginning):
             raise unknown("start", self.start, get_args(Beginning))
 
@@ -289,7 +294,8 @@ class Attack:
             for view, compare in compared:
                 its = view.share_of(values)
                 theta = under(dict(values), view.prefix)
-                predicted = self.trajectory.predict(view.problem, *its, theta)
+                with Switching(self.switching) if self.switching else nullcontext():
+                    predicted = self.trajectory.predict(view.problem, *its, theta)
                 match = match + view.weight * compare(predicted)
                 penalty = penalty + self.trajectory.penalty(view.problem, *its, theta)
             for prior in self.priors:

@@ -261,6 +261,7 @@ def retrace(
     nodes: int = 3,
     every: int = 25,
     damping: float = 0.1,
+    switching: float = 0.05,
 ) -> Attack:
     """Retrace, leakscope's own: follow the path that a replay of the client takes."""
     return Attack(
@@ -274,6 +275,7 @@ def retrace(
             decay=LinearDecay(),
             betas=(0.7, 0.99),  # a third of the iterations that 0.9, 0.999 need (docs/retrace.md)
         ),
+        switching=switching,
     )
 
 
