@@ -79,13 +79,13 @@ def test_it_is_never_worse_by_replay_score_than_what_it_tried() -> None:
     ("count", "settings", "chosen", "other"),
     [
         (1, {"epochs": 5, "lr": 0.004}, "retrace_sharp", "retrace"),
-        (3, {"epochs": 10, "lr": 0.001}, "retrace", "retrace_sharp"),
+        (2, {"epochs": 20, "lr": 0.02}, "retrace", "retrace_sharp"),
     ],
 )
 def test_how_much_to_smooth_is_told_by_the_replay_score(
     count: int, settings: dict[str, Any], chosen: str, other: str, photos: ls.data.Dataset
 ) -> None:
-    """Measured: 27.9 dB chosen before 25.4, and 28.8 before 27.7.
+    """Measured: 27.9 dB chosen before 25.5, and 23.7 before 21.7.
 
     It needs all 300 iterations, with few the choice is worse (benchmarks/auto_choice.py).
     """

@@ -36,6 +36,8 @@ class Retrace(Trajectory):
 
     where ``'`` marks the replay, ``u = w0 - wT``, and ``trust = max(0, cos(u', u))``. Dummies equal
     to the client's data replay its path, but for the order of its examples, which is not known.
+    So once the dummies are good, part of the gap at the end comes from the order alone, and is not
+    to be spread over the path: with K places, ``w(s)`` is half way between this and ``w'(s)``.
 
     The gradients at K places stand for those of the steps around them (Gauss-Legendre). For plain
     SGD they are summed up; momentum adds to each what it carries over; for Adam they are divided
@@ -95,10 +97,12 @@ class Retrace(Trajectory):
         ratio = trust * length(problem.observed) / length(moved).clamp_min(1e-30)
         if not ratio.isfinite():  # it diverged
             return found
+        own = trust / 2 if iteration >= self.grow else torch.zeros_like(trust)
         for number, node in enumerate(nodes):
             for name, here in replayed.weights[number].items():
                 bend = here - start[name] + node.place / steps * moved[name]
-                found[f"{number}/{name}"] = found[f"{number}/{name}"] + ratio * bend
+                anchored = found[f"{number}/{name}"] + ratio * bend
+                found[f"{number}/{name}"] = anchored.lerp(here, own)
         return found
 
     def predict(self, problem: Problem, x: Tensor, y: Tensor, theta: Mapping[str, Tensor]) -> State:
