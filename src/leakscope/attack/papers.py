@@ -303,8 +303,8 @@ def auto(iterations: int = 300, *, seconds: float = 600.0) -> Auto:
     """Whatever fits the update, strongest first; the best by replay score is kept.
 
     ``iterations`` are Retrace's; the others have theirs in proportion. IG and SME have Retrace's
-    step sizes here, not those of their papers. One gradient is matched exactly in the end, so IG
-    need not smooth much, unless many images share it.
+    step sizes here, not those of their papers, and IG its switching. One gradient is matched
+    exactly in the end, so IG need not smooth much, unless many images share it.
     """
     some = max(1, iterations // 2)
     sharp = retrace(max(1, iterations * 3 // 4), tv=0.004)
