@@ -12,7 +12,14 @@ from torch.func import grad
 from leakscope.attack.switching import Switching
 
 Relu = Callable[[Tensor], Tensor]
-RELUS: list[Relu] = [torch.relu, nn.functional.relu, nn.ReLU(), nn.ReLU(inplace=True), Tensor.relu]
+RELUS: list[Relu] = [
+    torch.relu,
+    lambda z: torch.relu(input=z),
+    nn.functional.relu,
+    nn.ReLU(),
+    nn.ReLU(inplace=True),
+    Tensor.relu,
+]
 
 
 def slope(relu: Relu, z: Tensor) -> Tensor:

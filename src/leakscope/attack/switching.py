@@ -43,9 +43,15 @@ class Switching(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """The ReLU of [N, units] with a second derivative; every other function as it is."""
-        if func in _RELU and args[0].ndim == 2:
-            constant = args[0].detach()
-            spread = constant.std(correction=0)
-            bend = self.strength * spread / (spread.square() + 1e-30)  # none where all are equal
-            return torch.relu(args[0]) + bend / 2 * (args[0] - constant).square()
-        return func(*args, **(kwargs or {}))
+        named = kwargs or {}
+        if func in _RELU:
+            z = args[0] if args else named["input"]
+            if z.ndim == 2:
+                return self._bent(z)
+        return func(*args, **named)
+
+    def _bent(self, z: Tensor) -> Tensor:
+        constant = z.detach()
+        spread = constant.std(correction=0)
+        bend = self.strength * spread / (spread.square() + 1e-30)  # none where all are equal
+        return torch.relu(z) + bend / 2 * (z - constant).square()
