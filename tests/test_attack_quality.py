@@ -48,6 +48,21 @@ def test_on_many_local_steps_sme_beats_ig_and_retrace_beats_sme(cifar100: ls.dat
     assert scores["retrace"] > scores["sme"] > scores["ig"]
 
 
+def test_retrace_reads_a_client_with_adam(cifar100: ls.data.Dataset) -> None:
+    """Which SME does not, nor Retrace if units may switch below Adam's root."""
+    model, images, labels, _ = victim(cifar100, "cifar100", count=4, epochs=1)
+    client = ls.Client(
+        model, images, labels, epochs=10, lr=1e-4, optimizer="adam", normalize="cifar100"
+    )
+    update = client.train()
+    psnr = []
+    for attack in (papers.sme(60), papers.retrace(60)):
+        found = attack.run(model, update, labels=labels)
+        psnr.append(ls.measure.images(found.images, images).psnr.mean().item())
+    print(psnr)
+    assert psnr[1] > psnr[0] + 6
+
+
 def test_ig_reads_a_single_gradient_of_embedded_photos(photos: ls.data.Dataset) -> None:
     """No assumption on labels, no download; the baseline on noise stays far below."""
     model, images, labels, client = victim(photos, "photos", count=2, epochs=1)

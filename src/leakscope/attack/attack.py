@@ -107,7 +107,8 @@ class Attack:
         start: how images begin.
         restarts: runs from different starts, of which the best match is kept.
         emphasis: schedule of a factor on the distance.
-        switching: strength of :class:`Switching`; with 0 a ReLU has no second derivative.
+        switching: strength of :class:`Switching`; with 0 a ReLU has no second derivative, nor has
+            it for weights of a client with Adam: below the root of mean squares it misleads.
     """
 
     trajectory: Trajectory
@@ -294,7 +295,8 @@ class Attack:
             for view, compare in compared:
                 its = view.share_of(values)
                 theta = under(dict(values), view.prefix)
-                with Switching(self.switching) if self.switching else nullcontext():
+                switching = self.switching and not view.problem.adaptive
+                with Switching(self.switching) if switching else nullcontext():
                     predicted = self.trajectory.predict(view.problem, *its, theta)
                 match = match + view.weight * compare(predicted)
                 penalty = penalty + self.trajectory.penalty(view.problem, *its, theta)

@@ -58,6 +58,11 @@ class Problem:
         """Classes the network tells apart."""
         return self.output_shape[0]
 
+    @property
+    def adaptive(self) -> bool:
+        """What was sent are weights that Adam moved, not by sums of gradients."""
+        return self.after is not None and self.protocol.optimizer in ("adam", "adamw")
+
     def laid_out(self, tensor: Tensor) -> Tensor:
         """The same images or kernels as convolutions like them best; other tensors as they are."""
         return tensor.contiguous(memory_format=self.layout) if tensor.ndim == 4 else tensor
