@@ -123,8 +123,7 @@ def layer_input(problem: Problem, layer: str, y: Tensor) -> Tensor:
     protocol = problem.protocol
     if problem.after is not None:
         protocol.need("optimizer")
-    adaptive = protocol.optimizer in ("adam", "adamw")
-    if problem.after is not None and (adaptive or protocol.weight_decay):
+    if problem.adaptive or (problem.after is not None and protocol.weight_decay):
         raise LeakscopeError(
             "the closed form needs a gradient, or weights after SGD without weight decay: use ig"
         )
