@@ -108,7 +108,7 @@ class Attack:
         restarts: runs from different starts, of which the best match is kept.
         emphasis: schedule of a factor on the distance.
         switching: strength of :class:`Switching`; with 0 a ReLU has no second derivative, nor has
-            it for weights of a client with Adam: below the root of mean squares it misleads.
+            it for weights of a client with Adam, where it costs 5 dB and more (docs/retrace.md).
     """
 
     trajectory: Trajectory
