@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.func import grad
 
 import leakscope as ls
 from leakscope import papers
 from leakscope.attack.distance import Cosine
 from leakscope.attack.problem import Problem
 from leakscope.attack.retrace import Retrace, quadrature
+from leakscope.attack.simulation import Simulation, coarse
 from leakscope.attack.trajectory import Line
 from victims import CLIENTS, examples, tiny, tiny_update
 
@@ -53,6 +55,66 @@ def test_three_nodes_come_close(name: str) -> None:
     assert gaps[1] < 0.02
 
 
+SUMS = {name: each for name, each in CLIENTS.items() if "optimizer" not in each}
+"""Clients whose update is a sum of gradients."""
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("name", SUMS)
+def test_long_steps_go_as_far_as_the_client(name: str, reduction: str) -> None:
+    """On a short way it does not matter in how many steps it is gone; copies have no order."""
+    model, (images, labels) = tiny().double(), examples(1)
+    images, labels = images.double().expand(3, -1, -1, -1), labels.expand(3)
+    settings = {**SUMS[name], "lr": 1e-7, "reduction": reduction}
+    update = ls.Client(model, images, labels, epochs=4, batch_size=1, **settings).train()
+    problem = Problem.of(model, update, None)
+    for strides in (3, 100):
+        long = coarse(problem, images, labels, strides)
+        for key, moved in problem.observed.items():
+            torch.testing.assert_close(long[key], moved / (12 * 1e-7), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_in_the_end_the_true_data_predict_the_update(name: str) -> None:
+    """Whatever the long steps miss, and it changes with the images as theirs does."""
+    model, (images, labels) = tiny().double(), examples()
+    images = images.double()
+    settings = {**SUMS[name], "lr": SUMS[name]["lr"] / 50}
+    update = ls.Client(model, images, labels, epochs=30, **settings).train()
+    problem = Problem.of(model, update, None)
+    retrace = Retrace(unroll=7, strides=8)
+    theta = retrace.refresh(problem, images, labels, 7)
+    predicted = retrace.predict(problem, images, labels, theta)
+    for key, moved in problem.observed.items():
+        expected = moved / (30 * settings["lr"])
+        torch.testing.assert_close(predicted[key], expected, rtol=1e-6, atol=1e-8)
+    other = images.flip(0)
+    change = retrace.predict(problem, other, labels, theta)
+    for key, long in coarse(problem, other, labels, 8).items():
+        missed = predicted[key] - coarse(problem, images, labels, 8)[key]
+        torch.testing.assert_close(change[key], long + missed)
+
+
+def test_the_end_is_differentiated_through() -> None:
+    """Its slope is nearer to that of the whole training than the slope on a fixed path."""
+    model, (images, labels) = tiny(), examples()
+    update = ls.Client(model, images, labels, epochs=30, lr=0.02).train()
+    problem = Problem.of(model, update, None)
+    x = images + 0.1 * torch.randn(images.shape, generator=torch.Generator().manual_seed(2))
+    compare = Cosine().against(problem)
+    retrace = Retrace(unroll=DUE + 1)
+    fixed, unrolled = (retrace.refresh(problem, x, labels, DUE + i) for i in (0, 1))
+    truth = grad(lambda x: compare(Simulation().predict(problem, x, labels, {})))(x)
+    found = [
+        grad(lambda x, theta=theta: compare(retrace.predict(problem, x, labels, theta)))(x)
+        for theta in (fixed, unrolled)
+    ]
+    near = [torch.cosine_similarity(each.flatten(), truth.flatten(), 0).item() for each in found]
+    print(near)
+    assert near[1] > 0.99
+    assert near[1] > near[0] + 0.05
+
+
 @pytest.mark.parametrize(("nodes", "steps"), [(1, 1), (3, 2), (3, 3), (3, 4), (1, 7), (5, 100)])
 def test_the_nodes_share_all_steps(nodes: int, steps: int) -> None:
     found = quadrature(nodes, steps)
@@ -69,6 +131,24 @@ def test_replays_come_at_their_interval() -> None:
     images, labels = examples()
     due = [bool(Retrace(every=4).refresh(problem, images, labels, i)) for i in range(6)]
     assert due == [True, True, False, False, False, True]
+
+
+def test_in_the_end_replays_come_three_times_as_often() -> None:
+    update = ls.Client(tiny(), *examples(), epochs=2, lr=0.001).train()
+    problem = Problem.of(tiny(), update, None)
+    retrace = Retrace(every=7, unroll=4)
+    found = [retrace.refresh(problem, *examples(), i) for i in range(4, 9)]
+    assert [bool(each) for each in found] == [True, False, True, False, True]
+    assert all(name.startswith("missed/") for each in found for name in each)
+
+
+def test_no_end_where_long_steps_lead_elsewhere() -> None:
+    model, (images, labels) = tiny(), examples()
+    update = ls.Client(model, images, labels, epochs=30, lr=0.1).train()
+    for changed in ({}, {"lr": 1e30}, {"optimizer": "adam"}):
+        other = replace(update, protocol=update.protocol.model_copy(update=changed))
+        problem = Problem.of(model, other, None)
+        assert not Retrace(unroll=4).refresh(problem, images, labels, 4)
 
 
 def test_noise_is_not_replayed() -> None:

@@ -15,7 +15,7 @@ import leakscope as ls
 from leakscope import papers
 from leakscope.attack.adam import Adam
 from leakscope.attack.attack import Attack
-from leakscope.attack.compiling import Compiling, pays
+from leakscope.attack.compiling import MEASURED, Compiling, pays
 from leakscope.attack.problem import Problem
 from leakscope.attack.schedule import CosineDecay
 from leakscope.attack.solver import Plateau, Variable, solve
@@ -41,6 +41,31 @@ def test_a_compiled_step_finds_the_same_images(attack: Attack, optimizer: str) -
     assert not found["never"].compiled
     assert torch.equal(found["auto"].images, found["never"].images)
     torch.testing.assert_close(found["always"].images, found["never"].images, rtol=1e-3, atol=1e-3)
+
+
+def test_a_step_that_changes_is_measured_and_decided_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here it pays at first, and no more once the constants are others."""
+    fast: list[int] = []
+    answers = iter([True, False])
+
+    def counted(step: Any) -> Any:
+        def run(values: Any, constants: Any, *rest: Any) -> Any:
+            fast.append(len(constants))
+            return step(values, constants, *rest)
+
+        return run
+
+    monkeypatch.setattr("leakscope.attack.solver.compiled", counted)
+    monkeypatch.setattr("leakscope.attack.solver.pays", lambda seconds: next(answers))
+    found = solve(
+        falling,
+        {"images": Variable(torch.zeros(1), lr=0.1)},
+        Adam(lr=0.1, iterations=30, decay=None),
+        refresh=lambda values, done: {f"place {i}": torch.zeros(1) for i in range(1 + done // 10)},
+    )
+    assert fast == [1] * (10 - MEASURED)
+    assert found.compiled
+    assert list(answers) == []
 
 
 class Counting(nn.Module):

@@ -26,7 +26,10 @@ class Saved(NamedTuple):
         done: how many iterations.
         place: on the schedule; further than ``done`` once a stage was left early.
         begun: iterations done when the present stage began.
-        compiled: whether the step is, once that has been decided.
+        since: iterations done and seconds spent when the step took its present form, which it
+            changes when the constants become others.
+        fast: whether the step is compiled in this form, once that has been decided.
+        compiled: whether it was in any.
         seconds: spent.
     """
 
@@ -37,7 +40,9 @@ class Saved(NamedTuple):
     done: int = 0
     place: int = 0
     begun: int = 0
-    compiled: bool | None = None
+    since: tuple[int, float] = (0, 0.0)
+    fast: bool | None = None
+    compiled: bool = False
     seconds: float = 0.0
 
     def to(self, device: torch.device) -> Saved:
@@ -50,9 +55,9 @@ class Saved(NamedTuple):
         return self._replace(values=values, constants=constants, state=state, track=track)
 
 
-_NUMBERS = ("done", "place", "begun", "compiled", "seconds")
+_NUMBERS = ("done", "place", "begun", "since", "fast", "compiled", "seconds")
 
-FORMAT = "4"
+FORMAT = "5"
 """Of the file; another is ignored."""
 
 BUSY = 0.05

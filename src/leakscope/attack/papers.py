@@ -263,9 +263,18 @@ def retrace(
     damping: float = 0.1,
     switching: float = 0.05,
 ) -> Attack:
-    """Retrace, leakscope's own: follow the path that a replay of the client takes."""
+    """Retrace, leakscope's own: follow the path that a replay of the client takes.
+
+    Beyond 150 iterations, a sixth is spent on the end, where the path is differentiated through.
+    """
     return Attack(
-        trajectory=Retrace(nodes=nodes, every=every, grow=iterations * 3 // 4, damping=damping),
+        trajectory=Retrace(
+            nodes=nodes,
+            every=every,
+            grow=iterations * 3 // 4,
+            unroll=iterations - max(0, iterations - 150) // 6,
+            damping=damping,
+        ),
         distance=Cosine(),
         priors=(TotalVariation(tv / 2), Box()),
         solver=Adam(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from leakscope.attack import optimizer
 from leakscope.attack.problem import Problem
 from leakscope.attack.reconstruction import Reconstruction
+from leakscope.attack.simulation import coarse
 from leakscope.attack.solver import Variable
 from leakscope.attack.trajectory import Trajectory, both_ends
 from leakscope.errors import LeakscopeError, require
@@ -22,6 +23,9 @@ from leakscope.update import Protocol, State, Update, under
 
 ORDERS = 7_000_000_000
 """Seeds of replays begin here: the order of a client's examples must not be met by chance."""
+
+SIMILAR = 0.9
+"""Cosine with the replay from which on a few long steps tell how the path depends on the images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +48,22 @@ class Retrace(Trajectory):
     by the roots of the second moments that they themselves make up. This is differentiated
     through, unlike the path.
 
+    In the end the path is differentiated through as well: what counts then is the replay's own
+    update, and how it changes with the images is taken from a client that takes few long steps::
+
+        predicted(x) = coarse(x) + replayed(x') - coarse(x')
+
+    where ``x'`` are the images at the last replay. Adam makes other long steps of short ones, so
+    for its clients there is no such end.
+
     Attributes:
         nodes: K, places on the path where a gradient is computed, at most one per step.
         every: iterations between two replays.
         grow: the iteration from which on there are K; a single one does before, while the images
             are rough, at a K-th of the time.
+        unroll: the iteration from which on the path is differentiated through, with three times as
+            many replays; never by default.
+        strides: long steps that this takes.
         damping: added to what Adam divides by, as a share of the mean gradient of the tensor.
             Without it Adam's movement hardly depends on the size of a gradient, so that there is
             no slope to follow.
@@ -57,6 +72,8 @@ class Retrace(Trajectory):
     nodes: int = 3
     every: int = 25
     grow: int = 0
+    unroll: int | None = None
+    strides: int = 8
     damping: float = 0.1
     replays: ClassVar[bool] = True
 
@@ -64,6 +81,9 @@ class Retrace(Trajectory):
         require("nodes", self.nodes, least=1)
         require("every", self.every, least=1)
         require("grow", self.grow)
+        if self.unroll is not None:
+            require("unroll", self.unroll)
+        require("strides", self.strides, least=1)
         require("damping", self.damping)
 
     def variables(self, problem: Problem) -> dict[str, Variable]:
@@ -78,6 +98,9 @@ class Retrace(Trajectory):
         Dummies that are still noise would cost a replay and tell nothing, so the first one comes
         after a third of the interval.
         """
+        if self.unroll is not None and iteration >= self.unroll and not problem.adaptive:
+            due = not (iteration - self.unroll) % max(1, self.every // 3)
+            return self._missed(problem, x, y, iteration) if due else {}
         if iteration not in (0, self.grow) and iteration % self.every != self.every // 3:
             return {}
         start, end = both_ends(problem)
@@ -105,8 +128,23 @@ class Retrace(Trajectory):
                 found[f"{number}/{name}"] = anchored.lerp(here, own)
         return found
 
+    @torch.no_grad()
+    def _missed(self, problem: Problem, x: Tensor, y: Tensor, iteration: int) -> State:
+        """What long steps miss of the replay, or nothing where they lead elsewhere."""
+        protocol = problem.protocol
+        assert protocol.lr is not None
+        scale = protocol.lr * protocol.steps(problem.num_examples)
+        long = coarse(problem, x, y, self.strides)
+        moved = replay(problem, x, y, seed=iteration).moved
+        if not _cosine(long, moved) > SIMILAR:
+            return {}
+        return {f"missed/{name}": tensor / scale - long[name] for name, tensor in moved.items()}
+
     def predict(self, problem: Problem, x: Tensor, y: Tensor, theta: Mapping[str, Tensor]) -> State:
         """The mean movement of a local step, in units of the step size."""
+        if missed := under(dict(theta), "missed/"):
+            long = coarse(problem, x, y, self.strides)
+            return {name: tensor + missed[name] for name, tensor in long.items()}
         protocol, shares = problem.protocol, theta["shares"]
         decay = problem.decay(len(x)) if protocol.optimizer == "adamw" else 0.0
         places = [under(dict(theta), f"{number}/") for number in range(len(shares))]

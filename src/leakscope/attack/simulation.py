@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -83,6 +83,37 @@ class Simulation(Trajectory):
             for epoch in range(protocol.epochs)
             for batch in order.split(protocol.batch_size)
         ]
+
+
+def coarse(problem: Problem, x: Tensor, y: Tensor, strides: int) -> State:
+    """``(w0 - wT) / (eta T)`` of a client with SGD if it took few long steps, each over all images.
+
+    Together they are as long as the client's own, with what momentum adds to them.
+
+    Args:
+        problem: the update under attack.
+        x: normalised images [N, C, H, W].
+        y: labels [N] or class probabilities [N, classes].
+        strides: how many steps, at most as many as the client took.
+    """
+    protocol, count = problem.protocol, problem.num_examples
+    assert protocol.lr is not None
+    steps = protocol.steps(count)
+    strides = min(strides, steps)
+    gain = optimizer.mixing(protocol, [(0, steps)])[0].item()
+    # A sum over all images is that over as many batches as an epoch has.
+    batches = steps // (protocol.epochs or 1) if protocol.reduction == "sum" else 1
+    settings = {
+        "epochs": strides,
+        "batch_size": count,
+        "lr": protocol.lr * gain * steps / strides / batches,
+        "momentum": 0.0,
+        "nesterov": False,
+        "weight_decay": protocol.weight_decay * batches,
+    }
+    long = replace(problem, protocol=protocol.model_copy(update=settings))
+    moved = Simulation().predict(long, x, y, {})
+    return {name: tensor * (gain / batches) for name, tensor in moved.items()}
 
 
 class _Segment(torch.autograd.Function):

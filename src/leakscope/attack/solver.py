@@ -185,7 +185,7 @@ class Solution:
         history: ``loss`` and ``match`` [iterations], each before the step it led to.
         match: distance of the answer.
         seconds: time spent, including that before an interruption.
-        compiled: whether its step was.
+        compiled: whether its step was, for some of the time at least.
     """
 
     values: State
@@ -231,6 +231,8 @@ def solve(
             constants = loop.constants
             if refresh is not None:
                 constants = {**constants, **refresh({**constants, **loop.values}, loop.done)}
+            if loop.fast and constants.keys() != loop.constants.keys():
+                loop = loop._replace(since=(loop.done, loop.seconds), fast=None)
             loop, losses = steps.next(loop._replace(constants=constants))
             loop = solver.hurried(loop._replace(seconds=time.perf_counter() - began))
             if on_progress is not None:
@@ -253,7 +255,7 @@ def solve(
         history={"loss": losses, "match": matches},
         match=match.item(),
         seconds=loop.seconds,
-        compiled=loop.compiled is True,
+        compiled=loop.compiled,
     )
 
 
@@ -292,12 +294,13 @@ class _Steps:
             torch.tensor(loop.done + 1.0, device=device),
         )
         outputs = None
-        if loop.compiled and due == self.frequent:
+        if loop.fast and due == self.frequent:
             try:
                 outputs = self.fast(*inputs)
+                loop = loop._replace(compiled=True)
             except Exception as error:  # whatever is wrong with the step itself, it raises below
                 log_failure(error)
-                loop = loop._replace(compiled=False)
+                loop = loop._replace(fast=False)
         values, state, losses = outputs or self._step(due)(*inputs)
         loop.track[loop.done] = losses
         done, place = loop.done + 1, place + 1
@@ -311,14 +314,15 @@ class _Steps:
         return loop, losses
 
     def _decide(self, loop: Saved) -> Saved:
-        """Whether to compile, once enough iterations have been measured."""
-        if loop.compiled is not None or loop.done < MEASURED:
+        """Whether to compile, once enough iterations of the step's present form are measured."""
+        measured, seconds = loop.done - loop.since[0], loop.seconds - loop.since[1]
+        if loop.fast is not None or measured < MEASURED:
             return loop
-        remaining = loop.seconds / loop.done * (self.solver.iterations - loop.place)
+        remaining = seconds / measured * (self.solver.iterations - loop.place)
         if self.solver.seconds is not None:
             remaining = min(remaining, self.solver.seconds - loop.seconds)
         wanted = self.compiling == "always" or (self.compiling == "auto" and pays(remaining))
-        return loop._replace(compiled=self.solver.pure and wanted)
+        return loop._replace(fast=self.solver.pure and wanted)
 
     def _step(self, due: Sequence[str]) -> Step:
         learned = {name: self.learned[name] for name in due}
