@@ -10,6 +10,7 @@ import torch
 import leakscope as ls
 from leakscope import papers
 from leakscope.attack.prior import Box, TotalVariation
+from leakscope.attack.retrace import Retrace
 from leakscope.attack.trajectory import Start
 
 
@@ -46,6 +47,24 @@ def test_on_many_local_steps_sme_beats_ig_and_retrace_beats_sme(cifar100: ls.dat
     assert psnr["retrace"] > psnr["sme"] + 1.5
     scores = {name: ls.replay_score(model, update, each) for name, each in found.items()}
     assert scores["retrace"] > scores["sme"] > scores["ig"]
+
+
+def test_retrace_reads_more_once_it_differentiates_through_the_path(
+    cifar100: ls.data.Dataset,
+) -> None:
+    """Measured: 25.7 and 28.5 dB; the replay leaves 0.013 and 0.001 unexplained."""
+    model, images, labels, client = victim(cifar100, "cifar100", count=4, epochs=50)
+    update = client.train()
+    psnr, left = [], []
+    for unroll in (None, 45):
+        attack = papers.retrace(60)
+        attack = replace(attack, trajectory=Retrace(grow=45, unroll=unroll))
+        found = attack.run(model, update, labels=labels)
+        psnr.append(ls.measure.images(found.images, images).psnr.mean().item())
+        left.append(1 - ls.replay_score(model, update, found))
+    print(psnr, left)
+    assert psnr[1] > psnr[0] + 1
+    assert left[1] < left[0] / 3
 
 
 def test_retrace_reads_a_client_with_adam(cifar100: ls.data.Dataset) -> None:

@@ -17,6 +17,7 @@ from leakscope.attack.adam import Adam
 from leakscope.attack.attack import Attack
 from leakscope.attack.compiling import MEASURED, Compiling, pays
 from leakscope.attack.problem import Problem
+from leakscope.attack.retrace import Retrace
 from leakscope.attack.schedule import CosineDecay
 from leakscope.attack.solver import Plateau, Variable, solve
 from victims import examples, tiny
@@ -43,19 +44,25 @@ def test_a_compiled_step_finds_the_same_images(attack: Attack, optimizer: str) -
     torch.testing.assert_close(found["always"].images, found["never"].images, rtol=1e-3, atol=1e-3)
 
 
-def test_a_step_that_changes_is_measured_and_decided_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here it pays at first, and no more once the constants are others."""
-    fast: list[int] = []
-    answers = iter([True, False])
+def fast_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that gets the number of constants of every step that would have been compiled."""
+    found: list[int] = []
 
     def counted(step: Any) -> Any:
         def run(values: Any, constants: Any, *rest: Any) -> Any:
-            fast.append(len(constants))
+            found.append(len(constants))
             return step(values, constants, *rest)
 
         return run
 
     monkeypatch.setattr("leakscope.attack.solver.compiled", counted)
+    return found
+
+
+def test_a_step_that_changes_is_measured_and_decided_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here it pays at first, and no more once the constants are others."""
+    fast = fast_steps(monkeypatch)
+    answers = iter([True, False])
     monkeypatch.setattr("leakscope.attack.solver.pays", lambda seconds: next(answers))
     found = solve(
         falling,
@@ -66,6 +73,22 @@ def test_a_step_that_changes_is_measured_and_decided_anew(monkeypatch: pytest.Mo
     assert fast == [1] * (10 - MEASURED)
     assert found.compiled
     assert list(answers) == []
+
+
+@pytest.mark.parametrize(
+    ("attack", "compiled"),
+    [
+        (papers.ig_fedavg(5), 0),
+        (replace(papers.retrace(8), trajectory=Retrace(unroll=6)), 6 - MEASURED),
+    ],
+)
+def test_what_goes_through_local_steps_is_not_compiled(
+    monkeypatch: pytest.MonkeyPatch, attack: Attack, compiled: int
+) -> None:
+    fast = fast_steps(monkeypatch)
+    update = ls.Client(tiny(), *examples(), epochs=4, lr=0.001).train()
+    attack.run(tiny(), update, compiling="always")
+    assert len(fast) == compiled
 
 
 class Counting(nn.Module):

@@ -26,6 +26,7 @@ from leakscope.attack.solver import (
     Refresh,
     Solution,
     Solver,
+    Traceable,
     Variable,
     solve,
 )
@@ -230,6 +231,7 @@ class Attack:
                     on_progress=_shifted(on_progress, restart, self.restarts),
                     checkpoint=stores[-1] if stores else None,
                     compiling=compiling,
+                    traceable=self._traceable(views),
                 )
             )
             if solutions[-1].match < SOLVED * solutions[-1].history["match"][0]:
@@ -306,6 +308,11 @@ class Attack:
             return weight * match + penalty, match
 
         return objective
+
+    def _traceable(self, views: Sequence[View]) -> Traceable:
+        return lambda constants: all(
+            self.trajectory.traceable(under(constants, view.prefix)) for view in views
+        )
 
     def _refresh(self, views: Sequence[View]) -> Refresh:
         def refresh(values: State, done: int) -> State:

@@ -128,6 +128,10 @@ class Retrace(Trajectory):
                 found[f"{number}/{name}"] = anchored.lerp(here, own)
         return found
 
+    def traceable(self, theta: Mapping[str, Tensor]) -> bool:
+        """Until the path is differentiated through."""
+        return not under(dict(theta), "missed/")
+
     @torch.no_grad()
     def _missed(self, problem: Problem, x: Tensor, y: Tensor, iteration: int) -> State:
         """What long steps miss of the replay, or nothing where they lead elsewhere."""

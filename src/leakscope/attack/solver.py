@@ -62,6 +62,9 @@ Refresh = Callable[[State, int], State]
 """Called before every iteration with all values and the number of iterations done; what it returns
 takes the place of constants, or joins them."""
 
+Traceable = Callable[[State], bool]
+"""Whether a step with these constants can be compiled."""
+
 Progress = Callable[[int, int, Tensor | None], None]
 """Called after every iteration with (done, total, match), where work without a match gives
 ``None``. Reading ``match`` may cost a device synchronisation: the callee decides how often to."""
@@ -204,6 +207,7 @@ def solve(
     on_progress: Progress | None = None,
     checkpoint: Checkpoint | None = None,
     compiling: Compiling = "auto",
+    traceable: Traceable = lambda constants: True,
 ) -> Solution:
     """Minimise ``objective`` over the variables that have a step size.
 
@@ -215,6 +219,7 @@ def solve(
         on_progress: called after every iteration.
         checkpoint: where to store the state from time to time and to resume from.
         compiling: whether to compile the step.
+        traceable: whether the objective allows it.
     """
     began = time.perf_counter()
     constants = {name: v.value for name, v in variables.items() if v.lr is None}
@@ -225,7 +230,7 @@ def solve(
     if checkpoint is not None and (saved := checkpoint.load()) is not None:
         loop = saved.to(track.device)
         began -= loop.seconds
-    steps = _Steps(objective, learned, solver, compiling)
+    steps = _Steps(objective, learned, solver, compiling, traceable)
     try:
         while loop.place < solver.iterations and not solver.finished(loop.state):
             constants = loop.constants
@@ -272,9 +277,10 @@ class _Steps:
         learned: Mapping[str, Variable],
         solver: Solver,
         compiling: Compiling,
+        traceable: Traceable,
     ) -> None:
         self.objective, self.learned, self.solver = objective, learned, solver
-        self.compiling = compiling
+        self.compiling, self.traceable = compiling, traceable
         # Of the steps that move different variables the most frequent one is worth compiling.
         self.frequent = [name for name, v in learned.items() if v.every == 1]
         self.fast = compiled(self._step(self.frequent))
@@ -322,7 +328,8 @@ class _Steps:
         if self.solver.seconds is not None:
             remaining = min(remaining, self.solver.seconds - loop.seconds)
         wanted = self.compiling == "always" or (self.compiling == "auto" and pays(remaining))
-        return loop._replace(fast=self.solver.pure and wanted)
+        possible = self.solver.pure and self.traceable(loop.constants)
+        return loop._replace(fast=possible and wanted)
 
     def _step(self, due: Sequence[str]) -> Step:
         learned = {name: self.learned[name] for name in due}

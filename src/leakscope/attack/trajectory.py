@@ -52,6 +52,10 @@ class Trajectory:
         """
         return {}
 
+    def traceable(self, theta: Mapping[str, Tensor]) -> bool:
+        """Whether :meth:`predict` can be compiled as it is with ``theta``."""
+        return True
+
     def copies(self, problem: Problem) -> int:
         """How many dummies stand for one image of the client."""
         return 1
