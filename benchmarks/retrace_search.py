@@ -46,11 +46,17 @@ def attacks(iterations: int, adaptive: bool) -> Iterator[tuple[str, Attack]]:
     """SME, Retrace, and Retrace with one setting changed; damping matters only to Adam."""
     yield "sme", papers.sme(iterations)
     usual = papers.retrace(iterations)
+    path = usual.trajectory
     assert isinstance(usual.solver, Adam)
+    assert isinstance(path, Retrace)
     yield "retrace", usual
     for eighths in (0, 3, 5):
-        grown = Retrace(grow=iterations * eighths // 8)
+        grown = replace(path, grow=iterations * eighths // 8)
         yield f"all nodes after {eighths}/8", replace(usual, trajectory=grown)
+    for name, unroll in {"never": None, "after 3/4": iterations * 3 // 4}.items():
+        yield f"unrolled {name}", replace(usual, trajectory=replace(path, unroll=unroll))
+    for strides in (4, 16):
+        yield f"strides {strides}", replace(usual, trajectory=replace(path, strides=strides))
     for name, decay in SCHEDULES.items():
         yield f"decay {name}", replace(usual, solver=replace(usual.solver, decay=decay))
     for betas in BETAS:
@@ -70,7 +76,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=10)
     parser.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd")
     parser.add_argument("--clients", type=int, default=1)
-    parser.add_argument("--iterations", type=int, default=200)
+    parser.add_argument("--iterations", type=int, default=300)
     options = parser.parse_args()
     adaptive = options.optimizer != "sgd"
     row = Victim(
