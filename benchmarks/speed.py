@@ -22,7 +22,7 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ import leakscope as ls
 from leakscope import papers
 from leakscope.attack.attack import Attack
 from leakscope.attack.compiling import Compiling
+from leakscope.attack.retrace import Retrace
 from leakscope.audit.memory import fresh_peak, peak_memory
 
 RECIPES: dict[str, Callable[[int], Attack]] = {
@@ -45,7 +46,17 @@ RECIPES: dict[str, Callable[[int], Attack]] = {
     "retrace, one place": lambda iterations: papers.retrace(iterations, nodes=1),
     "retrace": papers.retrace,
 }
+GROWING: dict[str, Callable[[int], Attack]] = {
+    "sme": papers.sme,
+    "retrace": lambda iterations: unrolled(iterations, None),
+    "retrace, its end": lambda iterations: unrolled(iterations, 0),
+}
 BUDGETS = (20, 30, 40, 50, 60, 80, 120, 160, 320, 640)
+
+
+def unrolled(iterations: int, since: int | None) -> Attack:
+    """Retrace with three places throughout, and its end since so many iterations."""
+    return replace(papers.retrace(iterations), trajectory=Retrace(unroll=since))
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +222,7 @@ def cost(folder: Path, name: str, examples: int, epochs: int, batch_size: int) -
     """[seconds of an iteration, of all that comes once, GiB added] in a process of its own."""
     attacked = victim(folder, examples, epochs, batch_size)
     before = fresh_peak()
-    attack = RECIPES[name](5)
+    attack = GROWING[name](5)
     began = time.perf_counter()
     pauses = each_iteration(attack, attacked)
     whole = time.perf_counter() - began
@@ -225,7 +236,7 @@ def growth(folder: Path, screen: Console) -> None:
     table = Table("attack", "N", "T", "iteration [s]", "all else [s]", "memory [GiB]")
     by_examples = [(count, 20, 10) for count in (10, 50, 100, 200)]
     by_steps = [(10, epochs, 10) for epochs in (10, 100, 1000)]
-    for name in ("sme", "retrace"):
+    for name in GROWING:
         for examples, epochs, batch_size in by_examples + by_steps:
             context = multiprocessing.get_context("spawn")
             with ProcessPoolExecutor(1, mp_context=context) as pool:

@@ -12,7 +12,7 @@ import leakscope as ls
 from leakscope import papers
 from leakscope.attack.distance import Cosine
 from leakscope.attack.problem import Problem
-from leakscope.attack.retrace import Retrace, quadrature
+from leakscope.attack.retrace import Retrace, quadrature, replay
 from leakscope.attack.simulation import Simulation, coarse
 from leakscope.attack.trajectory import Line
 from victims import CLIENTS, examples, tiny, tiny_update
@@ -140,6 +140,21 @@ def test_in_the_end_replays_come_three_times_as_often() -> None:
     found = [retrace.refresh(problem, *examples(), i) for i in range(4, 9)]
     assert [bool(each) for each in found] == [True, False, True, False, True]
     assert all(name.startswith("missed/") for each in found for name in each)
+
+
+def test_the_end_is_compared_with_the_mean_of_several_orders() -> None:
+    """Uneven batches give some images more weight, in every order others."""
+    model, (images, labels) = tiny(), examples(5)
+    retrace = Retrace(every=1, unroll=0)
+    one, mean = 0.0, 0.0
+    for seed in range(60):
+        client = ls.Client(model, images, labels, epochs=10, batch_size=4, lr=0.001, seed=seed)
+        problem = Problem.of(model, client.train(), None)
+        compare = Cosine().against(problem)
+        theta = retrace.refresh(problem, images, labels, seed)
+        mean += compare(retrace.predict(problem, images, labels, theta)).item()
+        one += compare(replay(problem, images, labels, seed=seed).moved).item()
+    assert mean < 0.8 * one
 
 
 def test_no_end_where_long_steps_lead_elsewhere() -> None:

@@ -24,6 +24,10 @@ from leakscope.update import Protocol, State, Update, under
 ORDERS = 7_000_000_000
 """Seeds of replays begin here: the order of a client's examples must not be met by chance."""
 
+MEAN_OF = 4
+"""Replays whose mean the end is compared by: one order of the examples differs from the mean of all
+as much as the client's own, and with uneven batches that costs more than the end gains."""
+
 SIMILAR = 0.9
 """Cosine with the replay from which on a few long steps tell how the path depends on the images."""
 
@@ -53,7 +57,8 @@ class Retrace(Trajectory):
 
         predicted(x) = coarse(x) + replayed(x') - coarse(x')
 
-    where ``x'`` are the images at the last replay. Adam makes other long steps of short ones, so
+    where ``x'`` are the images at the last replay, of which there are several in different orders:
+    their mean is nearest to the client's. Adam makes other long steps of short ones, so
     for its clients there is no such end.
 
     Attributes:
@@ -137,9 +142,12 @@ class Retrace(Trajectory):
         """What long steps miss of the replay, or nothing where they lead elsewhere."""
         protocol = problem.protocol
         assert protocol.lr is not None
+        assert protocol.batch_size is not None
         scale = protocol.lr * protocol.steps(problem.num_examples)
         long = coarse(problem, x, y, self.strides)
-        moved = replay(problem, x, y, seed=iteration).moved
+        orders = 1 if protocol.batch_size >= problem.num_examples else MEAN_OF
+        seeds = range(iteration * orders, (iteration + 1) * orders)
+        moved = _mean([replay(problem, x, y, seed=seed).moved for seed in seeds])
         if not _cosine(long, moved) > SIMILAR:
             return {}
         return {f"missed/{name}": tensor / scale - long[name] for name, tensor in moved.items()}
@@ -315,6 +323,10 @@ def _between(seen: Mapping[int, State], place: float) -> State:
 def length(state: State) -> Tensor:
     """Euclidean, of all tensors together."""
     return torch.stack([tensor.square().sum() for tensor in state.values()]).sum().sqrt()
+
+
+def _mean(states: Sequence[State]) -> State:
+    return {name: torch.stack([s[name] for s in states]).mean(0) for name in states[0]}
 
 
 def _cosine(a: State, b: State) -> Tensor:
