@@ -16,6 +16,7 @@ from leakscope.attack.attack import Attack, Emphasis
 from leakscope.attack.distance import Cosine, Euclidean, Partial
 from leakscope.attack.prior import Box, EpochOrder, SoftBox, SquaredVariation, TotalVariation
 from leakscope.attack.problem import Problem
+from leakscope.attack.retrace import Retrace
 from leakscope.attack.schedule import ExponentialDecay, StepDecay
 from leakscope.attack.solver import Objective, Variable, solve
 from leakscope.attack.trajectory import Line, Start
@@ -198,7 +199,14 @@ def test_euclidean_sees_the_mean_gradient_of_a_step() -> None:
         torch.testing.assert_close(trained.mean_gradient()[name], tensor, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("attack", [papers.sme(20), papers.retrace(20, every=5)])
+@pytest.mark.parametrize(
+    "attack",
+    [
+        papers.sme(20),
+        papers.retrace(20, every=5),
+        replace(papers.retrace(20), trajectory=Retrace(every=5, unroll=10)),
+    ],
+)
 def test_an_interrupted_attack_goes_on_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: Attack
 ) -> None:

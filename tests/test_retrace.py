@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.func import grad
 
 import leakscope as ls
@@ -14,11 +16,17 @@ from leakscope.attack.distance import Cosine
 from leakscope.attack.problem import Problem
 from leakscope.attack.retrace import Retrace, quadrature, replay
 from leakscope.attack.simulation import Simulation, coarse
+from leakscope.attack.solver import Moment
 from leakscope.attack.trajectory import Line
 from victims import CLIENTS, examples, tiny, tiny_update
 
 DUE = Retrace().every // 3
 """The iteration of the first replay."""
+
+
+def at(iteration: int) -> Moment:
+    """When so many iterations are done, and time is not short."""
+    return Moment(iteration, range(iteration, iteration + 1))
 
 
 @pytest.mark.parametrize("name", CLIENTS)
@@ -32,7 +40,7 @@ def test_on_the_true_data_a_node_per_step_predicts_the_update(name: str) -> None
     update = ls.Client(model, images, labels, epochs=5, **CLIENTS[name]).train()
     problem = Problem.of(model, update, None)
     retrace = Retrace(nodes=5, damping=0.0)
-    theta = retrace.refresh(problem, images, labels, DUE)
+    theta = retrace.refresh(problem, images, labels, {}, at(DUE))
     predicted = retrace.predict(problem, images, labels, theta)
     for key, moved in problem.observed.items():
         expected = moved / (5 * CLIENTS[name]["lr"])
@@ -48,7 +56,7 @@ def test_three_nodes_come_close(name: str) -> None:
     gaps = []
     for nodes in (1, 3):
         retrace = Retrace(nodes=nodes, damping=1e-2)  # the default is for the search, not exact
-        theta = retrace.refresh(problem, images, labels, DUE)
+        theta = retrace.refresh(problem, images, labels, {}, at(DUE))
         compare = papers.retrace().distance.against(problem)
         gaps.append(compare(retrace.predict(problem, images, labels, theta)).item())
     assert gaps[1] < gaps[0]
@@ -83,7 +91,7 @@ def test_in_the_end_the_true_data_predict_the_update(name: str) -> None:
     update = ls.Client(model, images, labels, epochs=30, **settings).train()
     problem = Problem.of(model, update, None)
     retrace = Retrace(unroll=7, strides=8)
-    theta = retrace.refresh(problem, images, labels, 7)
+    theta = retrace.refresh(problem, images, labels, {}, at(7))
     predicted = retrace.predict(problem, images, labels, theta)
     for key, moved in problem.observed.items():
         expected = moved / (30 * settings["lr"])
@@ -103,7 +111,7 @@ def test_the_end_is_differentiated_through() -> None:
     x = images + 0.1 * torch.randn(images.shape, generator=torch.Generator().manual_seed(2))
     compare = Cosine().against(problem)
     retrace = Retrace(unroll=DUE + 1)
-    fixed, unrolled = (retrace.refresh(problem, x, labels, DUE + i) for i in (0, 1))
+    fixed, unrolled = (retrace.refresh(problem, x, labels, {}, at(DUE + i)) for i in (0, 1))
     truth = grad(lambda x: compare(Simulation().predict(problem, x, labels, {})))(x)
     found = [
         grad(lambda x, theta=theta: compare(retrace.predict(problem, x, labels, theta)))(x)
@@ -129,7 +137,7 @@ def test_the_nodes_share_all_steps(nodes: int, steps: int) -> None:
 def test_replays_come_at_their_interval() -> None:
     problem = Problem.of(tiny(), tiny_update(), None)
     images, labels = examples()
-    due = [bool(Retrace(every=4).refresh(problem, images, labels, i)) for i in range(6)]
+    due = [bool(Retrace(every=4).refresh(problem, images, labels, {}, at(i))) for i in range(6)]
     assert due == [True, True, False, False, False, True]
 
 
@@ -137,9 +145,13 @@ def test_in_the_end_replays_come_three_times_as_often() -> None:
     update = ls.Client(tiny(), *examples(), epochs=2, lr=0.001).train()
     problem = Problem.of(tiny(), update, None)
     retrace = Retrace(every=7, unroll=4)
-    found = [retrace.refresh(problem, *examples(), i) for i in range(4, 9)]
+    theta: dict[str, Tensor] = {}
+    found = []
+    for iteration in range(4, 9):
+        found.append(retrace.refresh(problem, *examples(), theta, at(iteration)))
+        theta |= found[-1]
     assert [bool(each) for each in found] == [True, False, True, False, True]
-    assert all(name.startswith("missed/") for each in found for name in each)
+    assert all(name.startswith("missed/") for name in theta)
 
 
 def test_the_end_is_compared_with_the_mean_of_several_orders() -> None:
@@ -151,24 +163,65 @@ def test_the_end_is_compared_with_the_mean_of_several_orders() -> None:
         client = ls.Client(model, images, labels, epochs=10, batch_size=4, lr=0.001, seed=seed)
         problem = Problem.of(model, client.train(), None)
         compare = Cosine().against(problem)
-        theta = retrace.refresh(problem, images, labels, seed)
+        theta = retrace.refresh(problem, images, labels, {}, Moment(seed, range(1)))
         mean += compare(retrace.predict(problem, images, labels, theta)).item()
         one += compare(replay(problem, images, labels, seed=seed).moved).item()
     assert mean < 0.8 * one
 
 
-def test_no_end_where_long_steps_lead_elsewhere() -> None:
-    model, (images, labels) = tiny(), examples()
-    update = ls.Client(model, images, labels, epochs=30, lr=0.1).train()
-    for changed in ({}, {"lr": 1e30}, {"optimizer": "adam"}):
-        other = replace(update, protocol=update.protocol.model_copy(update=changed))
-        problem = Problem.of(model, other, None)
-        assert not Retrace(unroll=4).refresh(problem, images, labels, 4)
+def wild_update(**settings: Any) -> ls.Update:
+    """Of a client whose steps are so long that fewer and longer ones lead elsewhere."""
+    return ls.Client(tiny(), *examples(), epochs=30, **{"lr": 0.1, **settings}).train()
+
+
+@pytest.mark.parametrize("changed", [{}, {"lr": 1e30}])
+def test_no_end_where_long_steps_lead_elsewhere(changed: dict[str, Any]) -> None:
+    """Then the path is replayed as before, every time that is due."""
+    update = wild_update()
+    other = replace(update, protocol=update.protocol.model_copy(update=changed))
+    problem = Problem.of(tiny(), other, None)
+    retrace = Retrace(unroll=4)
+    found = [retrace.refresh(problem, *examples(), {}, at(i)) for i in (4, 5, DUE)]
+    assert [bool(each) for each in found] == [False, False, True]
+    assert retrace.traceable(found[-1])
+
+
+def test_no_end_for_adam() -> None:
+    """Even where few long steps happen to lead to the same place."""
+    problem = Problem.of(tiny(), wild_update(optimizer="adam", lr=1e-6), None)
+    x, y = examples()
+    retrace = Retrace(unroll=4)
+    assert not retrace.refresh(problem, x, y, {}, at(4))
+    plain = replace(problem, protocol=problem.protocol.model_copy(update={"optimizer": "sgd"}))
+    assert retrace.refresh(plain, x, y, {}, at(4))
+
+
+def test_an_end_that_has_begun_goes_on() -> None:
+    """What long steps miss is found anew, also where it is much; what diverged is not used."""
+    update = wild_update()
+    problem = Problem.of(tiny(), update, None)
+    retrace, old = Retrace(unroll=4), {"missed/old": torch.zeros(1)}
+    assert not retrace.traceable(retrace.refresh(problem, *examples(), old, at(4 + DUE)))
+    far = update.protocol.model_copy(update={"lr": 1e30})
+    assert not retrace.refresh(replace(problem, protocol=far), *examples(), old, at(4 + DUE))
+
+
+def test_where_time_is_short_all_parts_of_the_schedule_come() -> None:
+    """They go by the place on it, replays by the iterations that are really done."""
+    update = ls.Client(tiny(), *examples(), epochs=4, lr=0.001).train()
+    problem = Problem.of(tiny(), update, None)
+    retrace = Retrace(grow=20, unroll=60)
+    found = [
+        retrace.refresh(problem, *examples(), {}, Moment(done, reached))
+        for done, reached in ((1, range(1, 15)), (2, range(15, 30)), (3, range(30, 99)))
+    ]
+    assert [len(each.get("shares", [])) for each in found] == [0, 3, 0]
+    assert not retrace.traceable(found[-1])
 
 
 def test_noise_is_not_replayed() -> None:
     problem = Problem.of(tiny(), tiny_update(), None)
-    found = Retrace(nodes=1).refresh(problem, *examples(), 0)
+    found = Retrace(nodes=1).refresh(problem, *examples(), {}, at(0))
     place = quadrature(1, problem.protocol.steps(problem.num_examples))[0].place
     assert problem.after is not None
     for name, start in problem.before.items():
@@ -208,7 +261,7 @@ def test_batches_of_unknown_order_are_predicted_on_the_whole(name: str) -> None:
     gap = {}
     for trajectory in (Line(), Retrace()):
         theta = {key: each.value for key, each in trajectory.variables(problem).items()}
-        theta |= trajectory.refresh(problem, images, labels, DUE)
+        theta |= trajectory.refresh(problem, images, labels, {}, at(DUE))
         predicted = trajectory.predict(problem, images, labels, theta)
         gap[type(trajectory)] = compare(predicted).item()
     assert gap[Retrace] < max(0.02, 0.8 * gap[Line])
@@ -229,7 +282,7 @@ def test_summed_losses_have_as_much_decay_as_steps() -> None:
         ).train()
         problem = Problem.of(model, update, None)
         retrace = Retrace()
-        theta = retrace.refresh(problem, images, labels, DUE)
+        theta = retrace.refresh(problem, images, labels, {}, at(DUE))
         gap = Cosine().against(problem)(retrace.predict(problem, images, labels, theta))
         assert gap < 0.02
 

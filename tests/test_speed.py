@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from dataclasses import replace
+from itertools import count
 from typing import Any, get_args
 
 import pytest
@@ -19,7 +20,7 @@ from leakscope.attack.compiling import MEASURED, Compiling, pays
 from leakscope.attack.problem import Problem
 from leakscope.attack.retrace import Retrace
 from leakscope.attack.schedule import CosineDecay
-from leakscope.attack.solver import Plateau, Variable, solve
+from leakscope.attack.solver import Moment, Plateau, Variable, solve
 from victims import examples, tiny
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
@@ -68,18 +69,74 @@ def test_a_step_that_changes_is_measured_and_decided_anew(monkeypatch: pytest.Mo
         falling,
         {"images": Variable(torch.zeros(1), lr=0.1)},
         Adam(lr=0.1, iterations=30, decay=None),
-        refresh=lambda values, done: {f"place {i}": torch.zeros(1) for i in range(1 + done // 10)},
+        refresh=lambda values, now: {
+            f"place {i}": torch.zeros(1) for i in range(1 + now.done // 10)
+        },
     )
     assert fast == [1] * (10 - MEASURED)
     assert found.compiled
     assert list(answers) == []
 
 
+def test_a_change_of_the_step_is_not_counted_as_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second for every iteration; what comes once, when the constants change, takes long."""
+    fast_steps(monkeypatch)
+    clock = 0.0
+    monkeypatch.setattr("leakscope.attack.solver.time.perf_counter", lambda: clock)
+    expected: list[float] = []
+
+    def always(seconds: float) -> bool:
+        expected.append(seconds)
+        return True
+
+    monkeypatch.setattr("leakscope.attack.solver.pays", always)
+
+    def slow(values: Any, share: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal clock
+        clock += 1
+        return falling(values, share)
+
+    def change(values: Any, now: Moment) -> dict[str, Tensor]:
+        nonlocal clock
+        clock += 1000 * (now.done == 10)
+        return {"new": torch.zeros(1)} if now.done == 10 else {}
+
+    solve(
+        slow,
+        {"images": Variable(torch.zeros(1), lr=0.1)},
+        Adam(lr=0.1, iterations=30, decay=None),
+        refresh=change,
+    )
+    assert expected == [30 - MEASURED, 20 - MEASURED]
+
+
+def test_where_time_is_short_no_place_of_the_schedule_goes_unsaid(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ticks = count()
+    monkeypatch.setattr("leakscope.attack.solver.time.perf_counter", lambda: float(next(ticks)))
+    seen: list[Moment] = []
+
+    def follow(values: Any, now: Moment) -> dict[str, Tensor]:
+        seen.append(now)
+        return {}
+
+    solve(
+        falling,
+        {"images": Variable(torch.zeros(1), lr=0.1)},
+        Adam(lr=0.1, iterations=30, decay=None, seconds=10),
+        refresh=follow,
+    )
+    assert [now.done for now in seen] == list(range(10))
+    places = [place for now in seen for place in now.reached]
+    assert places == list(range(28))
+
+
 @pytest.mark.parametrize(
     ("attack", "compiled"),
     [
         (papers.ig_fedavg(5), 0),
-        (replace(papers.retrace(8), trajectory=Retrace(unroll=6)), 6 - MEASURED),
+        (replace(papers.retrace(16), trajectory=Retrace(unroll=6)), 6 - MEASURED),
     ],
 )
 def test_what_goes_through_local_steps_is_not_compiled(
@@ -132,7 +189,7 @@ def test_a_variable_that_waits_moves_as_far_in_longer_steps() -> None:
         loss = values["images"].sum() + values["alpha"]
         return loss, loss
 
-    def follow(refreshed: Any, done: int) -> dict[str, Tensor]:
+    def follow(refreshed: Any, now: Moment) -> dict[str, Tensor]:
         seen.append(refreshed["alpha"].item())
         return {}
 

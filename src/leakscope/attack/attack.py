@@ -21,6 +21,7 @@ from leakscope.attack.prior import Prior
 from leakscope.attack.problem import Problem
 from leakscope.attack.reconstruction import Reconstruction
 from leakscope.attack.solver import (
+    Moment,
     Objective,
     Progress,
     Refresh,
@@ -315,12 +316,12 @@ class Attack:
         )
 
     def _refresh(self, views: Sequence[View]) -> Refresh:
-        def refresh(values: State, done: int) -> State:
+        def refresh(values: State, now: Moment) -> State:
             return {
                 view.prefix + name: tensor
                 for view in views
                 for name, tensor in self.trajectory.refresh(
-                    view.problem, *view.share_of(values), done
+                    view.problem, *view.share_of(values), under(values, view.prefix), now
                 ).items()
             }
 

@@ -265,14 +265,16 @@ def retrace(
 ) -> Attack:
     """Retrace, leakscope's own: follow the path that a replay of the client takes.
 
-    Beyond 150 iterations, a sixth is spent on the end, where the path is differentiated through.
+    Beyond 150 iterations, a sixth is spent on the end, where the path is differentiated through:
+    as many rounds as it holds, which begin with a replay each.
     """
+    round_ = max(1, every // 3)
     return Attack(
         trajectory=Retrace(
             nodes=nodes,
             every=every,
             grow=iterations * 3 // 4,
-            unroll=iterations - max(0, iterations - 150) // 6,
+            unroll=iterations - max(0, iterations - 150) // (6 * round_) * round_,
             damping=damping,
         ),
         distance=Cosine(),

@@ -15,7 +15,7 @@ from leakscope.attack import optimizer
 from leakscope.attack.problem import Problem
 from leakscope.attack.reconstruction import Reconstruction
 from leakscope.attack.simulation import coarse
-from leakscope.attack.solver import Variable
+from leakscope.attack.solver import Moment, Variable
 from leakscope.attack.trajectory import Trajectory, both_ends
 from leakscope.errors import LeakscopeError, require
 from leakscope.federated.local import check_batch
@@ -64,10 +64,10 @@ class Retrace(Trajectory):
     Attributes:
         nodes: K, places on the path where a gradient is computed, at most one per step.
         every: iterations between two replays.
-        grow: the iteration from which on there are K; a single one does before, while the images
-            are rough, at a K-th of the time.
-        unroll: the iteration from which on the path is differentiated through, with three times as
-            many replays; never by default.
+        grow: the place on the schedule from which on there are K; a single one does before, while
+            the images are rough, at a K-th of the time.
+        unroll: the place from which on the path is differentiated through, if long steps lead where
+            the replay does; never by default. Replays come three times as often then.
         strides: long steps that this takes.
         damping: added to what Adam divides by, as a share of the mean gradient of the tensor.
             Without it Adam's movement hardly depends on the size of a gradient, so that there is
@@ -97,20 +97,31 @@ class Retrace(Trajectory):
         check_replay(problem)
         return {}
 
-    def refresh(self, problem: Problem, x: Tensor, y: Tensor, iteration: int) -> State:
+    def refresh(
+        self, problem: Problem, x: Tensor, y: Tensor, theta: Mapping[str, Tensor], now: Moment
+    ) -> State:
         """Weights at all nodes, on the straight line at first, then from each replay that is due.
 
         Dummies that are still noise would cost a replay and tell nothing, so the first one comes
-        after a third of the interval.
+        after a third of the interval. In the end, what long steps miss of the replay instead.
         """
-        if self.unroll is not None and iteration >= self.unroll and not problem.adaptive:
-            due = not (iteration - self.unroll) % max(1, self.every // 3)
-            return self._missed(problem, x, y, iteration) if due else {}
-        if iteration not in (0, self.grow) and iteration % self.every != self.every // 3:
-            return {}
+        often = max(1, self.every // 3)
+        if self.unroll is not None and not self.traceable(theta):
+            due = (now.done - self.unroll) % often == 0
+            return self._missed(problem, x, y, now.done, least=-math.inf) if due else {}
+        if self.unroll in now.reached and not problem.adaptive:
+            missed = self._missed(problem, x, y, now.done, least=SIMILAR)
+            if missed:
+                return missed
+        due = now.done == 0 or self.grow in now.reached or now.done % self.every == self.every // 3
+        grown = now.reached.stop > self.grow
+        return self._path(problem, x, y, now.done, grown) if due else {}
+
+    def _path(self, problem: Problem, x: Tensor, y: Tensor, iteration: int, grown: bool) -> State:
+        """Weights at the nodes of the path, all of them once it has ``grown``."""
         start, end = both_ends(problem)
         steps = problem.protocol.steps(problem.num_examples)
-        nodes = quadrature(self.nodes if iteration >= self.grow else 1, steps)
+        nodes = quadrature(self.nodes if grown else 1, steps)
         first, second = optimizer.mixing(problem.protocol, [(n.first, n.last) for n in nodes])
         shares = torch.tensor([node.share for node in nodes])
         found = {"first": first.to(x), "second": second.to(x), "shares": shares.to(x)}
@@ -125,7 +136,7 @@ class Retrace(Trajectory):
         ratio = trust * length(problem.observed) / length(moved).clamp_min(1e-30)
         if not ratio.isfinite():  # it diverged
             return found
-        own = trust / 2 if iteration >= self.grow else torch.zeros_like(trust)
+        own = trust / 2 if grown else torch.zeros_like(trust)
         for number, node in enumerate(nodes):
             for name, here in replayed.weights[number].items():
                 bend = here - start[name] + node.place / steps * moved[name]
@@ -138,8 +149,10 @@ class Retrace(Trajectory):
         return not under(dict(theta), "missed/")
 
     @torch.no_grad()
-    def _missed(self, problem: Problem, x: Tensor, y: Tensor, iteration: int) -> State:
-        """What long steps miss of the replay, or nothing where they lead elsewhere."""
+    def _missed(
+        self, problem: Problem, x: Tensor, y: Tensor, iteration: int, least: float
+    ) -> State:
+        """What long steps miss of the replay; nothing if their cosine is not above ``least``."""
         protocol = problem.protocol
         assert protocol.lr is not None
         assert protocol.batch_size is not None
@@ -148,7 +161,7 @@ class Retrace(Trajectory):
         orders = 1 if protocol.batch_size >= problem.num_examples else MEAN_OF
         seeds = range(iteration * orders, (iteration + 1) * orders)
         moved = _mean([replay(problem, x, y, seed=seed).moved for seed in seeds])
-        if not _cosine(long, moved) > SIMILAR:
+        if not _cosine(long, moved) > least:  # also where it diverged
             return {}
         return {f"missed/{name}": tensor / scale - long[name] for name, tensor in moved.items()}
 

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -58,9 +58,23 @@ class Objective(Protocol):
 Differentiate = Callable[[State], tuple[State, tuple[Tensor, Tensor]]]
 """Maps values to their gradients and (loss, match)."""
 
-Refresh = Callable[[State, int], State]
-"""Called before every iteration with all values and the number of iterations done; what it returns
-takes the place of constants, or joins them."""
+
+class Moment(NamedTuple):
+    """When something happens in a run.
+
+    Attributes:
+        done: iterations so far.
+        reached: places on the schedule since the iteration before: one, or several where a stage
+            was left early or time is short.
+    """
+
+    done: int
+    reached: range
+
+
+Refresh = Callable[[State, Moment], State]
+"""Called before every iteration with all values; what it returns takes the place of constants, or
+joins them."""
 
 Traceable = Callable[[State], bool]
 """Whether a step with these constants can be compiled."""
@@ -231,15 +245,18 @@ def solve(
         loop = saved.to(track.device)
         began -= loop.seconds
     steps = _Steps(objective, learned, solver, compiling, traceable)
+    reached = range(loop.place, loop.place + 1)
     try:
         while loop.place < solver.iterations and not solver.finished(loop.state):
             constants = loop.constants
             if refresh is not None:
-                constants = {**constants, **refresh({**constants, **loop.values}, loop.done)}
+                now = Moment(loop.done, reached)
+                constants = {**constants, **refresh({**constants, **loop.values}, now)}
             if loop.fast and constants.keys() != loop.constants.keys():
-                loop = loop._replace(since=(loop.done, loop.seconds), fast=None)
+                loop = loop._replace(since=(loop.done, time.perf_counter() - began), fast=None)
             loop, losses = steps.next(loop._replace(constants=constants))
             loop = solver.hurried(loop._replace(seconds=time.perf_counter() - began))
+            reached = range(reached.stop, loop.place + 1)
             if on_progress is not None:
                 on_progress(loop.place, solver.iterations, losses[1])
             if checkpoint is not None and checkpoint.due():

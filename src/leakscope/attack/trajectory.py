@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from leakscope.attack.problem import Problem
-from leakscope.attack.solver import Variable
+from leakscope.attack.solver import Moment, Variable
 from leakscope.errors import LeakscopeError, require
 from leakscope.update import State, under
 
@@ -44,8 +44,10 @@ class Trajectory:
         """A scalar added to the objective; nothing by default."""
         return x.new_zeros(())
 
-    def refresh(self, problem: Problem, x: Tensor, y: Tensor, iteration: int) -> State:
-        """Further entries of theta, to hold from ``iteration`` on, counted from 0.
+    def refresh(
+        self, problem: Problem, x: Tensor, y: Tensor, theta: Mapping[str, Tensor], now: Moment
+    ) -> State:
+        """Further entries of ``theta``, to hold from ``now`` on.
 
         They follow from the dummy data, but no gradient flows through them. Nothing by default,
         and nothing whenever those of an earlier iteration still hold.
