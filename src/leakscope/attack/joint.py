@@ -63,7 +63,7 @@ def reconstruct(
         model: the architecture.
         epochs: the updates of each epoch or round; all epochs cover the same M images.
         labels: those the attacker is assumed to know, by epoch and update, else recovered.
-        rehearsal: iterations of the reconstruction of each update alone.
+        rehearsal: iterations of the reconstruction of each update alone, at most the attack's own.
         pool: side of the averaging before images are compared.
         by_label: pair only images of updates with a label in common.
         later: how much updates of later epochs count beside those of the first. AGIC says 0.1
@@ -75,7 +75,8 @@ def reconstruct(
     """
     require("later", later, above=0)
     _check(attack, model, epochs, device)
-    rehearsed = replace(attack, solver=replace(attack.solver, iterations=rehearsal))
+    fewer = min(rehearsal, attack.solver.iterations)
+    rehearsed = replace(attack, solver=replace(attack.solver, iterations=fewer))
     alone = [
         [
             rehearse(
