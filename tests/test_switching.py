@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import grad
 
+import leakscope as ls
+from leakscope.attack.distance import Cosine
+from leakscope.attack.problem import Problem
+from leakscope.attack.retrace import Retrace
+from leakscope.attack.simulation import Simulation
+from leakscope.attack.solver import Moment
 from leakscope.attack.switching import Switching
+from leakscope.attack.trajectory import Trajectory
+from victims import examples
 
 Relu = Callable[[Tensor], Tensor]
 RELUS: list[Relu] = [
@@ -55,3 +64,20 @@ def test_equal_units_have_no_spread_to_divide_by() -> None:
     with Switching(0.3):
         assert not grad(lambda here: slope(torch.relu, here).sum())(torch.ones(2, 3)).any()
         assert not grad(lambda here: slope(torch.relu, here).sum())(torch.ones(1, 1)).any()
+
+
+@pytest.mark.parametrize("trajectory", [Retrace(), Retrace(unroll=0), Simulation()])
+def test_it_counts_on_every_way_to_the_derivative(trajectory: Trajectory) -> None:
+    """Also where the inside of local steps is computed again on the way back."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(144, 8), nn.ReLU(), nn.Linear(8, 5))
+    images, labels = examples()
+    problem = Problem.of(model, ls.Client(model, images, labels, epochs=4, lr=0.01).train(), None)
+    theta = trajectory.refresh(problem, images, labels, {}, Moment(0, range(1)))
+    compare = Cosine().against(problem)
+    x = images + 0.1 * torch.randn(images.shape)
+    slopes = []
+    for strength in (0.0, 0.3):
+        felt = replace(problem, switching=strength)
+        slopes.append(grad(lambda x, p=felt: compare(trajectory.predict(p, x, labels, theta)))(x))
+    assert (slopes[1] - slopes[0]).norm() > 0.1 * slopes[0].norm()

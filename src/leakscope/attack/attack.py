@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -31,7 +30,6 @@ from leakscope.attack.solver import (
     Variable,
     solve,
 )
-from leakscope.attack.switching import Switching
 from leakscope.attack.trajectory import Start, Trajectory
 from leakscope.errors import require, unknown
 from leakscope.federated.local import behaviour
@@ -109,8 +107,8 @@ class Attack:
         start: how images begin.
         restarts: runs from different starts, of which the best match is kept.
         emphasis: schedule of a factor on the distance.
-        switching: strength of :class:`Switching`; with 0 a ReLU has no second derivative, nor has
-            it for weights of a client with Adam, where it costs 5 dB and more (docs/retrace.md).
+        switching: strength of :class:`~leakscope.attack.switching.Switching`; none for weights of a
+            client with Adam, where it costs 5 dB and more (docs/retrace.md).
     """
 
     trajectory: Trajectory
@@ -290,25 +288,29 @@ class Attack:
         return project
 
     def _objective(self, views: Sequence[View], whole: Problem) -> Objective:
-        compared = [(view, as_sent(self.distance, view.problem)) for view in views]
+        compared = [
+            (view, self._felt(view.problem), as_sent(self.distance, view.problem)) for view in views
+        ]
 
         def objective(values: Mapping[str, Tensor], share: Tensor) -> tuple[Tensor, Tensor]:
             x = values["images"]
             match, penalty = x.new_zeros(()), x.new_zeros(())
-            for view, compare in compared:
+            for view, problem, compare in compared:
                 its = view.share_of(values)
                 theta = under(dict(values), view.prefix)
-                switching = self.switching and not view.problem.adaptive
-                with Switching(self.switching) if switching else nullcontext():
-                    predicted = self.trajectory.predict(view.problem, *its, theta)
+                predicted = self.trajectory.predict(problem, *its, theta)
                 match = match + view.weight * compare(predicted)
-                penalty = penalty + self.trajectory.penalty(view.problem, *its, theta)
+                penalty = penalty + self.trajectory.penalty(problem, *its, theta)
             for prior in self.priors:
                 penalty = penalty + prior.penalty(x, whole)
             weight = 1.0 if self.emphasis is None else self.emphasis(share)
             return weight * match + penalty, match
 
         return objective
+
+    def _felt(self, problem: Problem) -> Problem:
+        """The same to be differentiated, with units that switch."""
+        return problem if problem.adaptive else replace(problem, switching=self.switching)
 
     def _traceable(self, views: Sequence[View]) -> Traceable:
         return lambda constants: all(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +14,7 @@ from torch.func import functional_call, grad, replace_all_batch_norm_modules_
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from leakscope.attack.switching import Switching
 from leakscope.errors import LeakscopeError
 from leakscope.federated.local import loss_of, output_shape, per_channel
 from leakscope.update import Protocol, State, Update
@@ -38,6 +40,8 @@ class Problem:
         low: [C, 1, 1], black in normalised pixels.
         high: [C, 1, 1], white in normalised pixels.
         layout: how images and kernels lie in memory.
+        switching: strength of :class:`Switching` in gradients; with 0 a ReLU has no second
+            derivative.
     """
 
     model: nn.Module = field(repr=False)
@@ -52,6 +56,7 @@ class Problem:
     low: Tensor
     high: Tensor
     layout: torch.memory_format = torch.contiguous_format
+    switching: float = 0.0
 
     @property
     def classes(self) -> int:
@@ -87,8 +92,9 @@ class Problem:
             x: normalised images [N, C, H, W].
             y: labels [N, ...], or class probabilities [N, classes, ...].
         """
+        switching = Switching(self.switching) if self.switching else nullcontext()
         # The fused attention kernels have no second derivative; the plain one has.
-        with sdpa_kernel(SDPBackend.MATH):
+        with sdpa_kernel(SDPBackend.MATH), switching:
             result: State = grad(lambda w: self.loss(w, x, y))(weights)
         if self.after is not None and self.protocol.optimizer != "adamw":
             decay = self.decay(len(x))
