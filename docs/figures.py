@@ -2,9 +2,10 @@
 
 make demo
 leakscope audit examples/defences.yaml --out out/defences
-python docs/figures.py out/demo out/defences out/ways
+leakscope audit examples/many_steps.yaml --out out/many_steps
+python docs/figures.py out/demo out/defences out/ways out/many_steps
 
-The last is the folder of the tutorial's audit of defences.
+The third is the folder of the tutorial's audit of defences.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from leakscope.audit import read_back
 IMAGES = Path(__file__).parent / "images"
 
 
-def strip(out: Path) -> None:
+def strip(out: Path, name: str) -> None:
     """Originals, and what each attack read out of the weights, one column per image."""
     evidence, _ = read_back(out)
     assert evidence[0].truth is not None
@@ -43,7 +44,7 @@ def strip(out: Path) -> None:
             axes.imshow(images[index].permute(1, 2, 0), interpolation="nearest")
             axes.set(xticks=[], yticks=[])
             axes.set_xlabel(notes[index] if notes else " ", fontsize=8)
-    figure.savefig(IMAGES / "demo.png", dpi=110, facecolor="white")
+    figure.savefig(IMAGES / name, dpi=110, facecolor="white")
 
 
 def screenshots(demo: Path, defences: Path, ways: Path) -> None:
@@ -72,6 +73,7 @@ def screenshots(demo: Path, defences: Path, ways: Path) -> None:
 
 
 if __name__ == "__main__":
-    demo, defences, ways = map(Path, sys.argv[1:])
-    strip(demo)
+    demo, defences, ways, many_steps = map(Path, sys.argv[1:])
+    strip(demo, "demo.png")
+    strip(many_steps, "many_steps.png")
     screenshots(demo, defences, ways)

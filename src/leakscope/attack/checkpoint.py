@@ -26,8 +26,8 @@ class Saved(NamedTuple):
         done: how many iterations.
         place: on the schedule; further than ``done`` once a stage was left early.
         begun: iterations done when the present stage began.
-        since: iterations done and seconds spent when the step took its present form, which it
-            changes when the constants become others.
+        since: iterations done and seconds spent when the step took its present form; if it was
+            compiled, it takes another one when the constants become others.
         fast: whether the step is compiled in this form, once that has been decided.
         compiled: whether it was in any.
         seconds: spent.

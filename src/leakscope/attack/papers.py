@@ -284,7 +284,8 @@ def retrace(
             relative=True,
             iterations=iterations,
             decay=LinearDecay(),
-            betas=(0.7, 0.99),  # a third of the iterations that 0.9, 0.999 need (docs/retrace.md)
+            # A third of the iterations that 0.9, 0.999 need (docs/retrace_settings.md).
+            betas=(0.7, 0.99),
         ),
         switching=switching,
     )

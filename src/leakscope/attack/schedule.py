@@ -79,7 +79,7 @@ class CosineDecay(Smooth):
 
 @dataclass(frozen=True)
 class LinearDecay(Smooth):
-    """A straight line from 1 to 0 over the run: what short runs do best with (docs/retrace.md)."""
+    """A straight line from 1 to 0: what short runs do best with (docs/retrace_settings.md)."""
 
     def __call__(self, iteration: int, total: int) -> float:
         """The multiplier."""

@@ -25,7 +25,7 @@ class Switching(TorchFunctionMode):
 
     Its value and its derivative are those of the ReLU, so that what is predicted is what the client
     computes; its second derivative is k. Convolutions are left alone: to include them gained
-    0.2 dB at most and took half as much time again (docs/retrace.md).
+    0.2 dB at most and took half as much time again (docs/retrace_settings.md).
 
     Args:
         strength: share of the units that would switch if all moved by their standard deviation.
