@@ -105,9 +105,8 @@ class Retrace(Trajectory):
         Dummies that are still noise would cost a replay and tell nothing, so the first one comes
         after a third of the interval. In the end, what long steps miss of the replay instead.
         """
-        often = max(1, self.every // 3)
         if self.unroll is not None and not self.traceable(theta):
-            due = (now.done - self.unroll) % often == 0
+            due = (now.done - self.unroll) % max(1, self.every // 3) == 0
             return self._missed(problem, x, y, now.done, least=-math.inf) if due else {}
         if self.unroll in now.reached and not problem.adaptive:
             missed = self._missed(problem, x, y, now.done, least=SIMILAR)
