@@ -1,6 +1,8 @@
 # The two commands anyone needs. Both install everything into .venv first.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
+# Bytecode is written when a module is first imported: most of what is installed never is.
+INSTALL := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable
 
 .PHONY: demo test docs wheel-test faults clean
 
@@ -31,13 +33,13 @@ clean:
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(INSTALL) .
 	touch $@
 
 .venv/installed-docs: .venv/installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(INSTALL) '.[docs]'
 	touch $@
 
 .venv/installed-dev: .venv/installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) '.[dev]'
 	touch $@
