@@ -76,21 +76,22 @@ def test_it_is_never_worse_by_replay_score_than_what_it_tried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "settings", "chosen", "other"),
+    ("network", "settings", "chosen", "other"),
     [
-        (1, {"epochs": 5, "lr": 0.004}, "retrace_sharp", "retrace"),
-        (2, {"epochs": 20, "lr": 0.02}, "retrace", "retrace_sharp"),
+        ("cnn-cifar", {"epochs": 10, "lr": 0.001}, "retrace_sharp", "retrace"),
+        ("cnn-femnist", {"epochs": 20, "lr": 0.02}, "retrace", "retrace_sharp"),
     ],
 )
 def test_how_much_to_smooth_is_told_by_the_replay_score(
-    count: int, settings: dict[str, Any], chosen: str, other: str, photos: ls.data.Dataset
+    network: str, settings: dict[str, Any], chosen: str, other: str, photos: ls.data.Dataset
 ) -> None:
-    """Measured: 27.9 dB chosen before 25.5, and 23.7 before 21.7.
+    """Measured: 33.4 dB chosen before 30.7, and 23.1 before 20.1.
 
-    It needs all 300 iterations, with few the choice is worse (benchmarks/auto_choice.py).
+    The clearest of twelve updates each way (benchmarks/auto_choice.py): where both are nearly
+    alike, another machine's rounding may turn the choice.
     """
-    images, labels = photos.images[:count], photos.labels[:count]
-    model = ls.models.build("cnn-femnist", classes=photos.classes, channels=3, size=32)
+    images, labels = photos.images[-3:], photos.labels[-3:]
+    model = ls.models.build(network, classes=photos.classes, channels=3, size=32)
     update = ls.Client(model, images, labels, normalize="photos", **settings).train()
     auto = papers.auto()
     found = auto.run(model, update, labels=labels, compiling="never")

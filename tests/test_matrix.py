@@ -195,10 +195,10 @@ def test_an_attack_that_knows_what_was_left_out_sees_more(photos: ls.data.Datase
     found = {}
     for sparse in (True, False):
         sent = moved(update, largest, sparse=sparse)
-        attack = papers.ig(60, lr=1.0, tv=0.005, sign=False)
+        attack = papers.ig(150, lr=1.0, tv=0.005, sign=False)  # 60 leave 0.8 to 1.3 dB
         images_found = attack.run(model, sent, labels=labels).images
         found[sparse] = ls.measure.images(images_found, images).psnr.mean().item()
-    assert found[True] > found[False] + 1, found
+    assert found[True] > found[False] + 3, found
 
 
 def test_an_attack_that_ignores_what_was_falsified_sees_more(photos: ls.data.Dataset) -> None:
