@@ -55,7 +55,11 @@ class Run(NamedTuple):
 def leakscope(
     desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., Run]:
-    """Runs a command line in the user's folder, in this process: importing torch takes long."""
+    """Runs a command line in the user's folder, in this process: importing torch takes long.
+
+    So it does in each process that an audit starts, unless a test asks for them: as on one core.
+    """
+    monkeypatch.setattr("leakscope.audit.crew.cores", lambda: 1)
 
     def run(command: str) -> Run:
         monkeypatch.chdir(desk)
@@ -87,7 +91,7 @@ def desk(tmp_path: Path) -> Path:
 def test_audit_ends_with_a_report_and_is_not_done_twice(
     desk: Path, leakscope: Callable[..., Run]
 ) -> None:
-    first = leakscope("audit small.yaml --out out")
+    first = leakscope("audit small.yaml --out out --processes 2")
     assert first.code == 0, first.err
     report = desk / "out" / "report.html"
     assert first.out.splitlines()[-1] == f"report: {report.resolve()}"
