@@ -195,7 +195,7 @@ def test_an_attack_that_knows_what_was_left_out_sees_more(photos: ls.data.Datase
     found = {}
     for sparse in (True, False):
         sent = moved(update, largest, sparse=sparse)
-        attack = papers.ig(150, lr=1.0, tv=0.005, sign=False)  # 60 leave 0.8 to 1.3 dB
+        attack = papers.ig(150, lr=1.0, tv=0.005, sign=False)  # after 60 it leads by 1 dB, now by 7
         images_found = attack.run(model, sent, labels=labels).images
         found[sparse] = ls.measure.images(images_found, images).psnr.mean().item()
     assert found[True] > found[False] + 3, found
