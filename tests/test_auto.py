@@ -87,8 +87,8 @@ def test_how_much_to_smooth_is_told_by_the_replay_score(
 ) -> None:
     """Measured: 35.4 dB chosen before 33.3, and 23.1 before 20.1.
 
-    Both are clear. Where two are nearly alike (benchmarks/auto_choice.py), another machine's
-    rounding may turn the choice.
+    Chosen for being clear. Where both are nearly alike (benchmarks/auto_choice.py), another
+    machine's rounding may turn the choice, or which of them is better.
     """
     photos = ls.data.load("photos", size=size)
     images, labels = photos.images[-count:], photos.labels[-count:]
