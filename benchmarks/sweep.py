@@ -31,7 +31,7 @@ from leakscope.audit.progress import Board
 from leakscope.audit.store import Store
 from leakscope.audit.sweep import sweep
 from leakscope.audit.trial import Job, Outcome, Trial, load_result, perform
-from leakscope.update import digest
+from leakscope.state import digest
 
 
 def scenario(trials: int) -> Scenario:

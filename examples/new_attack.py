@@ -24,7 +24,7 @@ from torch import Tensor
 import leakscope as ls
 from leakscope.attack.problem import Problem
 from leakscope.attack.trajectory import Trajectory, both_ends
-from leakscope.update import State
+from leakscope.state import State
 
 
 # --- the part ---------------------------------------------------------------------------------

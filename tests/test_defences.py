@@ -29,7 +29,8 @@ from leakscope.federated.noise import UpdateNoise
 from leakscope.federated.parts import Freeze, LoRA, Withhold, layers
 from leakscope.federated.precode import Bottleneck, Precode
 from leakscope.federated.soteria import Soteria, sensitivity
-from leakscope.update import Protocol, State, rounded
+from leakscope.state import State
+from leakscope.update import Protocol, rounded
 from victims import CLIENTS, examples, same_bits, tiny
 
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -12,6 +12,7 @@ from torch.nn import functional
 import leakscope as ls
 from leakscope import LeakscopeError
 from leakscope.federated import average, by_writer, dirichlet, federate, iid
+from leakscope.state import State
 from victims import examples, same_bits, tiny
 
 OPTIMIZERS: list[tuple[dict[str, Any], Any]] = [
@@ -100,7 +101,7 @@ def test_batchnorm_modes() -> None:
 
 
 def test_the_trajectory_can_be_recorded() -> None:
-    steps: list[ls.update.State] = []
+    steps: list[State] = []
     images, labels = examples(count=5)
     client = ls.Client(tiny(), images, labels, epochs=2, batch_size=2, lr=0.1)
     update = client.train(on_step=steps.append)

@@ -45,7 +45,7 @@ from safetensors.torch import load_file
 import leakscope as ls
 from flower_clients import LoopGrid, network, train
 from leakscope.integrations.flower import FlowerRecorder
-from leakscope.update import State, under
+from leakscope.state import State, under
 from victims import same_bits
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "flower"

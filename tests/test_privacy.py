@@ -27,7 +27,8 @@ from leakscope.federated.noise import UpdateNoise
 from leakscope.federated.parts import Freeze, LoRA
 from leakscope.federated.precode import Precode
 from leakscope.federated.soteria import Soteria
-from leakscope.update import Protocol, State
+from leakscope.state import State
+from leakscope.update import Protocol
 from victims import CLIENTS, examples, same_bits, tiny
 
 pytest.importorskip("opacus")

@@ -14,7 +14,8 @@ import leakscope as ls
 from leakscope import papers
 from leakscope.attack.distance import Cosine
 from leakscope.attack.problem import Problem
-from leakscope.attack.retrace import Retrace, quadrature, replay
+from leakscope.attack.replay import replay
+from leakscope.attack.retrace import Retrace, quadrature
 from leakscope.attack.simulation import Simulation, coarse
 from leakscope.attack.solver import Moment
 from leakscope.attack.trajectory import Line

@@ -90,7 +90,7 @@ def test_all_mistakes_are_reported_at_once_with_path_and_nearest_name(tmp_path: 
         "federation.splitt: unknown field 'splitt': did you mean 'split'?",
         "attacks.0: unknown option of sme 'iteration': did you mean 'iterations'?",
         "attacks.1: unknown attack 'smee': did you mean 'sme'?",
-        "attacks.2: options.iterations: Input should be a valid integer",
+        "attacks.2: options.iterations: input should be a valid integer",
         "attacks.3: iterations is 0: use 1 or more",
     ]
     for part in expected:

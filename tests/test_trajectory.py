@@ -20,7 +20,7 @@ from leakscope.audit.trial import Result
 from leakscope.federated.local import snapshot
 from leakscope.measure import Straightness, straightness, trajectory
 from leakscope.report import render
-from leakscope.update import State
+from leakscope.state import State
 from test_report import PROVENANCE, sample, text_of
 from victims import examples, same_bits, tiny
 

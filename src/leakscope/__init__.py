@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from leakscope.attack import papers
     from leakscope.attack.attack import Attack
     from leakscope.attack.reconstruction import Reconstruction
-    from leakscope.attack.retrace import replay_score
+    from leakscope.attack.replay import replay_score
     from leakscope.errors import LeakscopeError
     from leakscope.federated.client import Client
     from leakscope.recording import record, update_from_files
@@ -46,7 +46,7 @@ _HOMES = {
     "Protocol": "leakscope.update",
     "Reconstruction": "leakscope.attack.reconstruction",
     "record": "leakscope.recording",
-    "replay_score": "leakscope.attack.retrace",
+    "replay_score": "leakscope.attack.replay",
     "Update": "leakscope.update",
     "update_from_files": "leakscope.recording",
 }

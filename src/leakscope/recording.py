@@ -18,10 +18,11 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from leakscope.data import normalization
-from leakscope.errors import LeakscopeError, require
+from leakscope.errors import LeakscopeError, require, validation_errors
 from leakscope.federated.client import resolve_normalization
 from leakscope.federated.local import snapshot
-from leakscope.update import Protocol, State, Update, read_safetensors
+from leakscope.state import State, read_safetensors
+from leakscope.update import Protocol, Update
 
 LOG = logging.getLogger("leakscope")
 
@@ -147,9 +148,7 @@ def told(fields: dict[str, Any]) -> Protocol:
     try:
         return Protocol(**fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "protocol"
-        raise LeakscopeError(f"{field}: {first['msg']}") from None
+        raise LeakscopeError(validation_errors(error, Protocol)[0]) from None
 
 
 def same_precision(before: State, after: State) -> tuple[State, State]:

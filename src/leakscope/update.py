@@ -6,16 +6,13 @@ An :class:`Update` is all an attack ever sees. On disk it is one safetensors fil
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import operator
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -25,14 +22,10 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from leakscope.errors import LeakscopeError, StorageError
-
-State = dict[str, Tensor]
-"""Tensors by their name in ``model.state_dict()``."""
+from leakscope.errors import LeakscopeError, validation_errors
+from leakscope.state import State, digest, read_safetensors, write_safetensors
 
 Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and standard deviation of each channel; the model sees ``(image - mean) / std``."""
@@ -95,23 +88,48 @@ class Protocol(BaseModel):
             raise ValueError("nesterov needs momentum > 0")
         return self
 
-    def need(self, *fields: str) -> None:
-        """Raise a :class:`LeakscopeError` that asks for the first unknown one of ``fields``."""
+    def need(self, *fields: str) -> Known:
+        """The protocol with all of its fields as known.
+
+        Raises:
+            LeakscopeError: it asks for the first unknown one of ``fields``.
+        """
+        known = Known(self)
         for name in fields:
-            if getattr(self, name) is None:
-                option = "--" + name.replace("_", "-")
-                raise LeakscopeError(
-                    f"protocol.{name} is unknown but needed: "
-                    f"give {option} (for a recorded folder --known {name}=...) on the command "
-                    f"line or Protocol({name}=...) in Python"
-                )
+            getattr(known, name)
+        return known
 
     def steps(self, num_examples: int) -> int:
         """Local steps ``T = E * ceil(N / B)``."""
-        self.need("epochs", "batch_size")
-        assert self.epochs is not None
-        assert self.batch_size is not None
-        return self.epochs * math.ceil(num_examples / self.batch_size)
+        known = self.need("epochs", "batch_size")
+        return known.epochs * math.ceil(num_examples / known.batch_size)
+
+
+class Known:
+    """A protocol's fields, none of which is ``None``; an unknown one raises when it is read."""
+
+    epochs: int
+    batch_size: int
+    lr: float
+    optimizer: Literal["sgd", "adam", "adamw"]
+    normalize: Normalization
+    batchnorm: Literal["eval", "train"]
+    input_shape: tuple[int, int, int]
+    classes: int
+
+    def __init__(self, protocol: Protocol) -> None:
+        self._protocol = protocol
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._protocol, name)
+        if value is None:
+            option = "--" + name.replace("_", "-")
+            raise LeakscopeError(
+                f"protocol.{name} is unknown but needed: "
+                f"give {option} (for a recorded folder --known {name}=...) on the command "
+                f"line or Protocol({name}=...) in Python"
+            )
+        return value
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,8 +212,17 @@ class Update:
                     "the model trains it; freeze it (requires_grad_(False)) or send its gradient"
                 )
             return {name: self.gradient[name] for name in names}
-        assert self.after is not None
-        return {name: self.before[name] - self.after[name] for name in names}
+        returned = self.returned
+        return {name: self.before[name] - returned[name] for name in names}
+
+    @property
+    def returned(self) -> State:
+        """The weights that the client sent back; an error if it sent a gradient."""
+        if self.after is None:
+            raise LeakscopeError(
+                "the update has a gradient, but weights before and after are needed"
+            )
+        return self.after
 
     def check(self, model: nn.Module) -> None:
         """Raise a :class:`LeakscopeError` unless the tensors fit ``model.state_dict()``."""
@@ -223,11 +250,7 @@ class Update:
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, whole or not at all."""
-        tensors = {
-            name: tensor.detach().cpu().contiguous().clone()
-            for name, tensor in self.tensors.items()
-        }
-        write_safetensors(tensors, {"leakscope.update": self._header()}, Path(path))
+        write_safetensors(self.tensors, {"leakscope.update": self._header()}, Path(path))
 
     @classmethod
     def load(cls, path: str | Path) -> Update:
@@ -252,9 +275,8 @@ class Update:
                 protocol=Protocol.model_validate(header["protocol"]),
             )
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in ("protocol", *first["loc"]))
-            raise LeakscopeError(f"{path}: {place}: {first['msg']}") from None
+            found = validation_errors(error, Protocol)[0]
+            raise LeakscopeError(f"{path}: protocol.{found}") from None
         except LeakscopeError as error:
             raise LeakscopeError(f"{path}: {error}") from None
 
@@ -268,62 +290,6 @@ def rounded(tensor: Tensor, bits: int) -> Tensor:
         return tensor.sign() * tensor.abs().mean()
     step: Tensor = tensor.abs().max().clamp_min(1e-30) / (2 ** (bits - 1) - 1)
     return (tensor / step).round() * step
-
-
-def under(tensors: State, prefix: str) -> State:
-    """The tensors whose names start with ``prefix``, without it."""
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }
-
-
-def digest(tensors: State, text: str) -> str:
-    """SHA-256 over ``text`` and the names, types, shapes and bits of ``tensors``."""
-    total = hashlib.sha256(text.encode())
-    for name, tensor in sorted(tensors.items()):
-        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return total.hexdigest()
-
-
-def write_safetensors(tensors: State, metadata: dict[str, str], path: Path) -> None:
-    """Write a safetensors file beside ``path`` and move it there, so no half file is ever seen."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        save_file(tensors, partial, metadata=metadata)
-        partial.replace(path)
-    except (OSError, SafetensorError) as error:
-        raise StorageError(f"cannot write {path}: {error}") from None
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def read_safetensors(path: Path) -> tuple[State, dict[str, str]]:
-    """Tensors and metadata of a safetensors file; pickles and broken files are refused."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(9)
-    except OSError as error:
-        raise LeakscopeError(f"cannot read {path}: {error.strerror}") from None
-    # A safetensors file is 8 bytes of length and then a JSON object.
-    if start[8:] != b"{" and (start.startswith(b"PK\x03\x04") or start.startswith(b"\x80")):
-        raise LeakscopeError(
-            f"{path} is a pickle (torch.save), which can run code and is never opened: "
-            "write it with Update.save or safetensors.torch.save_file"
-        )
-    try:
-        with safe_open(path, framework="pt") as file:
-            # Copies: what is read as a map of the file dies with it, and takes the process along.
-            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
-            return tensors, file.metadata() or {}
-    # An empty tensor may claim sizes that the library lets pass and torch cannot count.
-    except (SafetensorError, TypeError, OverflowError) as error:
-        reason = str(error).partition("\n")[0]
-        raise LeakscopeError(
-            f"{path} is not a whole safetensors file ({reason}): was it cut off in transfer?"
-        ) from None
 
 
 def _parse_header(text: str | None, path: str | Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import yaml
 from leakscope.audit.collect import found
 from leakscope.audit.store import Store
 from leakscope.audit.trial import load_result
-from leakscope.update import digest
+from leakscope.state import digest
 
 MODEL = """
 from torch import nn

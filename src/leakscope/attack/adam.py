@@ -12,7 +12,7 @@ from torch import Tensor
 from leakscope.attack.schedule import Schedule, StepDecay
 from leakscope.attack.solver import Clock, Differentiate, Solver, Variable
 from leakscope.errors import require
-from leakscope.update import State
+from leakscope.state import State
 
 
 @dataclass(frozen=True)

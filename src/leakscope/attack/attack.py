@@ -33,7 +33,8 @@ from leakscope.attack.solver import (
 from leakscope.attack.trajectory import Start, Trajectory
 from leakscope.errors import require, unknown
 from leakscope.federated.local import behaviour
-from leakscope.update import State, Update, under
+from leakscope.state import State, under
+from leakscope.update import Update
 
 Beginning = Literal["noise", "grey"]
 """Images begin as N(0, 1) in normalised pixels, or as constant grey."""

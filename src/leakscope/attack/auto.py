@@ -19,7 +19,7 @@ from leakscope.attack.infer import Inferred, infer, unknown_fields
 from leakscope.attack.layers import smooth
 from leakscope.attack.problem import Problem
 from leakscope.attack.reconstruction import Reconstruction
-from leakscope.attack.retrace import check_replay, replay_score
+from leakscope.attack.replay import check_replay, replay_score
 from leakscope.attack.solver import Progress
 from leakscope.errors import LeakscopeError, StorageError, require
 from leakscope.federated.local import behaviour
@@ -68,7 +68,7 @@ class Candidate:
 class Auto:
     """Runs the candidates that fit an update, strongest first, and keeps the best.
 
-    The best is the one with the highest :func:`~leakscope.attack.retrace.replay_score`, in doubt
+    The best is the one with the highest :func:`~leakscope.attack.replay.replay_score`, in doubt
     the stronger candidate: no truth is needed for it. Settings of the client that are not known are
     inferred from rough reconstructions, each of which may use what followed from the one before.
 

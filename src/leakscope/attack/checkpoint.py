@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from leakscope.errors import LeakscopeError
-from leakscope.update import State, read_safetensors, under, write_safetensors
+from leakscope.state import State, read_safetensors, under, write_safetensors
 
 
 class Saved(NamedTuple):
@@ -108,8 +108,7 @@ class Checkpoint:
             # Sums depend on how tensors lie in memory, to the last bit, and files do not say it.
             "channels_last": json.dumps([n for n, t in tensors.items() if _is_channels_last(t)]),
         }
-        stored = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-        write_safetensors(stored, metadata, self.path)
+        write_safetensors(tensors, metadata, self.path)
         now = time.monotonic()
         self._next = now + max(self.every, (now - began) / BUSY)
 

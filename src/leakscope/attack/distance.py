@@ -12,7 +12,7 @@ from torch import Tensor
 from leakscope.attack.layers import LayerWeights
 from leakscope.attack.problem import Problem
 from leakscope.errors import LeakscopeError, require
-from leakscope.update import State
+from leakscope.state import State
 
 Compare = Callable[[State], Tensor]
 """Maps a predicted movement to its distance from the observed one, a scalar, zero if equal."""

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from leakscope.attack.problem import Problem
 from leakscope.attack.reconstruction import Reconstruction
-from leakscope.attack.retrace import check_batches, length, replay
+from leakscope.attack.replay import check_batches, replay
 from leakscope.errors import LeakscopeError
-from leakscope.update import Protocol, State, Update
+from leakscope.state import State, norm
+from leakscope.update import Protocol, Update
 
 FIELDS = ("optimizer", "epochs", "batch_size", "lr")
 """What can be inferred."""
@@ -156,6 +157,6 @@ def _explained(problem: Problem, protocol: Protocol, x: Tensor, y: Tensor) -> tu
     """``1 - |u' - u| / |u|`` of a replay, and ``|u'| / |u|``."""
     moved = replay(replace(problem, protocol=protocol), x, y).moved
     gap = {name: tensor - problem.observed[name] for name, tensor in moved.items()}
-    unit = length(problem.observed).item()
-    share = 1 - length(gap).item() / unit
-    return (share if math.isfinite(share) else -math.inf), length(moved).item() / unit
+    unit = norm(problem.observed).item()
+    share = 1 - norm(gap).item() / unit
+    return (share if math.isfinite(share) else -math.inf), norm(moved).item() / unit

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from leakscope.attack.solver import Clock, Differentiate, Solver, Variable
-from leakscope.update import State
+from leakscope.state import State
 
 
 @dataclass(frozen=True, kw_only=True)

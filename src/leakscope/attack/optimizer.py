@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from leakscope.update import Protocol, State
+from leakscope.state import State
+from leakscope.update import Protocol
 
 
 def fresh(protocol: Protocol, weights: State) -> list[State]:
@@ -25,8 +26,7 @@ def step(
 
     ``gradient`` already contains coupled weight decay; ``number`` counts from 1.
     """
-    assert protocol.lr is not None
-    lr = protocol.lr
+    lr = protocol.need("lr").lr
     if protocol.optimizer != "sgd":
         return _adam_step(protocol, lr, weights, gradient, buffers, number)
     move = gradient

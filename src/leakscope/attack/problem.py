@@ -17,7 +17,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from leakscope.attack.switching import Switching
 from leakscope.errors import LeakscopeError
 from leakscope.federated.local import loss_of, output_shape, per_channel
-from leakscope.update import Protocol, State, Update
+from leakscope.state import State
+from leakscope.update import Protocol, Update
 
 MOST_PIXELS = 2**31
 """More numbers than this in the dummy images are a mistake in the update."""
@@ -135,8 +136,7 @@ class Problem:
         plain = protocol.optimizer == "sgd" and not protocol.momentum
         if not plain or None in (protocol.lr, protocol.epochs, protocol.batch_size):
             return None
-        assert protocol.lr is not None
-        return protocol.lr * protocol.steps(self.num_examples)
+        return protocol.need("lr").lr * protocol.steps(self.num_examples)
 
     def mean_gradient(self) -> State:
         """Mean gradient of a local step, ``u / (eta T)``."""
@@ -154,14 +154,13 @@ class Problem:
         """Check ``update`` against ``model`` and move what the attack needs to ``device``."""
         update.check(model)
         protocol = update.protocol
-        protocol.need("input_shape", "normalize")
-        _check_size(update)
+        known = protocol.need("input_shape", "normalize")
+        _check_size(update.num_examples, known.input_shape)
         first = next(model.parameters())
         device = first.device if device is None else usable(device)
         model = _frozen_copy(model, _batchnorm_mode(model, update)).to(device)
         named = dict(model.named_parameters())
-        assert protocol.input_shape is not None
-        layout = _layout(model, protocol.input_shape)
+        layout = _layout(model, known.input_shape)
 
         def move(state: State, names: Iterable[str]) -> State:
             # Cloned: how tensors of a file lie in memory would otherwise decide the last bit.
@@ -187,8 +186,7 @@ class Problem:
         once = {*named, *dict(model.named_buffers())}
         fixed = [name for name in update.before if name in once and name not in observed]
         model.requires_grad_(False)
-        assert protocol.normalize is not None
-        mean, std = (per_channel(v, first.detach()).to(device) for v in protocol.normalize)
+        mean, std = (per_channel(v, first.detach()).to(device) for v in known.normalize)
         return cls(
             model=model,
             before=move(update.before, observed),
@@ -197,8 +195,8 @@ class Problem:
             fixed=move(update.before, fixed),
             protocol=protocol,
             num_examples=update.num_examples,
-            shape=protocol.input_shape,
-            output_shape=_output_shape(model, protocol, mean),
+            shape=known.input_shape,
+            output_shape=_output_shape(model, protocol, mean.new_zeros((2, *known.input_shape))),
             low=(0 - mean) / std,
             high=(1 - mean) / std,
             layout=layout,
@@ -223,12 +221,11 @@ def _layout(model: nn.Module, shape: tuple[int, int, int]) -> torch.memory_forma
     return torch.channels_last
 
 
-def _check_size(update: Update) -> None:
-    assert update.protocol.input_shape is not None
-    if update.num_examples * math.prod(update.protocol.input_shape) > MOST_PIXELS:
+def _check_size(examples: int, shape: tuple[int, int, int]) -> None:
+    if examples * math.prod(shape) > MOST_PIXELS:
         raise LeakscopeError(
-            f"num_examples {update.num_examples} images of input_shape "
-            f"{update.protocol.input_shape} are more than any machine holds: is one of them wrong?"
+            f"num_examples {examples} images of input_shape {shape} are more than "
+            "any machine holds: is one of them wrong?"
         )
 
 
@@ -271,9 +268,8 @@ def _frozen_copy(model: nn.Module, batchnorm: str) -> nn.Module:
     return model
 
 
-def _output_shape(model: nn.Module, protocol: Protocol, like: Tensor) -> tuple[int, ...]:
-    assert protocol.input_shape is not None
-    shape = output_shape(model, like.new_zeros((2, *protocol.input_shape)))
+def _output_shape(model: nn.Module, protocol: Protocol, images: Tensor) -> tuple[int, ...]:
+    shape = output_shape(model, images)
     if protocol.classes not in (None, shape[0]):
         raise LeakscopeError(
             f"protocol.classes is {protocol.classes} but the model has {shape[0]} outputs"

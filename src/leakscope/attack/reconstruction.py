@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from leakscope.errors import LeakscopeError
-from leakscope.update import State, read_safetensors, under, write_safetensors
+from leakscope.state import State, read_safetensors, under, write_safetensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +53,7 @@ class Reconstruction:
             "compiled": self.compiled,
             "why": self.why,
         }
-        stored = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
-        write_safetensors(stored, {"leakscope.reconstruction": json.dumps(header)}, Path(path))
+        write_safetensors(tensors, {"leakscope.reconstruction": json.dumps(header)}, Path(path))
 
     @classmethod
     def load(cls, path: str | Path) -> Reconstruction:

@@ -5,24 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from leakscope.attack import optimizer
 from leakscope.attack.problem import Problem
-from leakscope.attack.reconstruction import Reconstruction
+from leakscope.attack.replay import Node, check_replay, replay
 from leakscope.attack.simulation import coarse
 from leakscope.attack.solver import Moment, Variable
 from leakscope.attack.trajectory import Trajectory, both_ends
-from leakscope.errors import LeakscopeError, require
-from leakscope.federated.local import check_batch
-from leakscope.update import Protocol, State, Update, under
-
-ORDERS = 7_000_000_000
-"""Seeds of replays begin here: the order of a client's examples must not be met by chance."""
+from leakscope.errors import require
+from leakscope.state import State, cosine, mean, norm, under
 
 MEAN_OF = 4
 """Replays whose mean the end is compared by: one order of the examples differs from the mean of all
@@ -131,8 +127,8 @@ class Retrace(Trajectory):
             return found
         replayed = replay(problem, x, y, nodes, seed=iteration)
         moved = replayed.moved
-        trust = _cosine(moved, problem.observed).clamp_min(0)
-        ratio = trust * length(problem.observed) / length(moved).clamp_min(1e-30)
+        trust = cosine(moved, problem.observed).clamp_min(0)
+        ratio = trust * norm(problem.observed) / norm(moved).clamp_min(1e-30)
         if not ratio.isfinite():  # it diverged
             return found
         own = trust / 2 if grown else torch.zeros_like(trust)
@@ -152,15 +148,13 @@ class Retrace(Trajectory):
         self, problem: Problem, x: Tensor, y: Tensor, iteration: int, least: float
     ) -> State:
         """What long steps miss of the replay; nothing if their cosine is not above ``least``."""
-        protocol = problem.protocol
-        assert protocol.lr is not None
-        assert protocol.batch_size is not None
-        scale = protocol.lr * protocol.steps(problem.num_examples)
+        known = problem.protocol.need("lr", "batch_size")
+        scale = known.lr * problem.protocol.steps(problem.num_examples)
         long = coarse(problem, x, y, self.strides)
-        orders = 1 if protocol.batch_size >= problem.num_examples else MEAN_OF
+        orders = 1 if known.batch_size >= problem.num_examples else MEAN_OF
         seeds = range(iteration * orders, (iteration + 1) * orders)
-        moved = _mean([replay(problem, x, y, seed=seed).moved for seed in seeds])
-        if not _cosine(long, moved) > least:  # also where it diverged
+        moved = mean([replay(problem, x, y, seed=seed).moved for seed in seeds])
+        if not cosine(long, moved) > least:  # also where it diverged
             return {}
         return {f"missed/{name}": tensor / scale - long[name] for name, tensor in moved.items()}
 
@@ -199,22 +193,6 @@ def _mixed(weights: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     return total
 
 
-class Node(NamedTuple):
-    """A place on the path of T steps.
-
-    Attributes:
-        place: steps done there; between two steps for a fraction.
-        first: of the steps it stands for, counted from 0.
-        last: behind these.
-        share: of all steps.
-    """
-
-    place: float
-    first: int
-    last: int
-    share: float
-
-
 def quadrature(nodes: int, steps: int) -> list[Node]:
     """Gauss-Legendre nodes on the axis of ``steps`` steps, at most one per step."""
     if nodes >= steps:
@@ -228,119 +206,3 @@ def quadrature(nodes: int, steps: int) -> list[Node]:
         for place, first, last in zip(places, edges[:-1], edges[1:], strict=True)
         if first < last
     ]
-
-
-class Replay(NamedTuple):
-    """The client's training on some data.
-
-    Attributes:
-        weights: at each node.
-        moved: the update it ends in, with the sign of a gradient.
-    """
-
-    weights: list[State]
-    moved: State
-
-
-@torch.no_grad()
-def replay(
-    problem: Problem,
-    x: Tensor,
-    y: Tensor,
-    nodes: Sequence[Node] = (),
-    *,
-    seed: int = 0,
-) -> Replay:
-    """Train as the client's protocol says.
-
-    Args:
-        problem: the update under attack.
-        x: normalised images [N, C, H, W].
-        y: labels [N] or class probabilities [N, classes].
-        nodes: places of interest.
-        seed: of the order of examples, which is not known.
-    """
-    protocol = problem.protocol
-    assert protocol.epochs is not None
-    assert protocol.batch_size is not None
-    weights, buffers = problem.before, optimizer.fresh(protocol, problem.before)
-    wanted = {round_(node.place) for node in nodes for round_ in (math.floor, math.ceil)}
-    seen: dict[int, State] = {}
-    order = torch.Generator().manual_seed(ORDERS + seed)
-    number = 0
-    for _ in range(protocol.epochs):
-        shuffled = torch.randperm(len(x), generator=order).to(x.device)
-        for batch in shuffled.split(protocol.batch_size):
-            if number in wanted:
-                seen[number] = weights
-            gradient = problem.gradient(weights, x[batch], y[batch])
-            number += 1
-            weights, buffers = optimizer.step(protocol, weights, gradient, buffers, number)
-    moved = {name: start - weights[name] for name, start in problem.before.items()}
-    return Replay([_between(seen, node.place) for node in nodes], moved)
-
-
-def replay_score(
-    model: nn.Module,
-    update: Update,
-    found: Reconstruction,
-    *,
-    orders: int = 3,
-    device: torch.device | str | None = None,
-) -> float:
-    """How well training on ``found`` explains ``update``: 1 for exactly, 0 for not at all.
-
-    The cosine between the movement of a replay of the client and the one observed, mean over some
-    orders of the examples, since the client's is not known: with several batches an epoch even the
-    truth has less than 1. It needs no ground truth and is comparable across attacks. For one
-    gradient it compares gradients.
-    """
-    require("orders", orders, least=1)
-    problem = Problem.of(model, update, device)
-    expected = (problem.num_examples, *problem.shape)
-    if found.images.shape != expected:
-        raise LeakscopeError(
-            f"found has images {tuple(found.images.shape)}, the update is of {expected}: "
-            "score a reconstruction of this update"
-        )
-    x = problem.normalized(found.images)
-    y = found.labels.to(x.device)
-    if problem.after is None:
-        return _cosine(problem.gradient(problem.before, x, y), problem.observed).item()
-    check_replay(problem)
-    scores = []
-    for seed in range(orders):
-        scores.append(_cosine(replay(problem, x, y, seed=seed).moved, problem.observed))
-    return torch.stack(scores).mean().item()
-
-
-def check_replay(problem: Problem) -> None:
-    """Refuse an update whose client cannot be replayed."""
-    problem.protocol.need("lr", "epochs", "batch_size", "optimizer")
-    check_batches(problem.model, problem.protocol, problem.num_examples)
-
-
-def check_batches(model: nn.Module, protocol: Protocol, count: int) -> None:
-    """Refuse batches of ``count`` examples that batch norm cannot take."""
-    assert protocol.batch_size is not None
-    check_batch(model, protocol, (count - 1) % protocol.batch_size + 1)
-
-
-def _between(seen: Mapping[int, State], place: float) -> State:
-    """The weights at ``place``, between those of two steps."""
-    low, high = seen[math.floor(place)], seen[math.ceil(place)]
-    return {name: tensor.lerp(high[name], place % 1) for name, tensor in low.items()}
-
-
-def length(state: State) -> Tensor:
-    """Euclidean, of all tensors together."""
-    return torch.stack([tensor.square().sum() for tensor in state.values()]).sum().sqrt()
-
-
-def _mean(states: Sequence[State]) -> State:
-    return {name: torch.stack([s[name] for s in states]).mean(0) for name in states[0]}
-
-
-def _cosine(a: State, b: State) -> Tensor:
-    dot = torch.stack([(a[name] * b[name]).sum() for name in b]).sum()
-    return dot / (length(a) * length(b)).clamp_min(1e-30)

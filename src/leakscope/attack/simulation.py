@@ -16,7 +16,7 @@ from torch.func import vjp
 from leakscope.attack import optimizer
 from leakscope.attack.problem import Problem
 from leakscope.attack.trajectory import Trajectory, both_ends
-from leakscope.update import State
+from leakscope.state import State
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,8 @@ class Simulation(Trajectory):
     def copies(self, problem: Problem) -> int:
         """One dummy per image, or one per image and epoch."""
         both_ends(problem)
-        problem.protocol.need("lr", "epochs", "batch_size", "optimizer")
-        assert problem.protocol.epochs is not None
-        return problem.protocol.epochs if self.per_epoch else 1
+        known = problem.protocol.need("lr", "epochs", "batch_size", "optimizer")
+        return known.epochs if self.per_epoch else 1
 
     def merge(self, problem: Problem, x: Tensor) -> Tensor:
         """Pair every epoch's dummies with those of the first by PSNR, and average."""
@@ -59,7 +58,6 @@ class Simulation(Trajectory):
     def predict(self, problem: Problem, x: Tensor, y: Tensor, theta: Mapping[str, Tensor]) -> State:
         """``(w0 - wT) / (eta T)`` of the replay."""
         protocol = problem.protocol
-        assert protocol.lr is not None
         batches = self._batches(problem)
         size = math.isqrt(len(batches) - 1) + 1
         segments = [batches[i : i + size] for i in range(0, len(batches), size)]
@@ -72,20 +70,18 @@ class Simulation(Trajectory):
             run = partial(_train, problem, names, segment, done, y)
             flow = list(_Segment.apply(run, len(data), *data, *flow))  # type: ignore[no-untyped-call]
             done += len(segment)
-        scale = protocol.lr * len(batches)
+        scale = protocol.need("lr").lr * len(batches)
         ends = zip(names, flow, strict=False)
         return {name: (problem.before[name] - end) / scale for name, end in ends}
 
     def _batches(self, problem: Problem) -> list[tuple[Tensor, Tensor]]:
         """For every local step, which dummies and which labels it uses."""
-        protocol, count = problem.protocol, problem.num_examples
-        assert protocol.epochs is not None
-        assert protocol.batch_size is not None
+        known, count = problem.protocol.need("epochs", "batch_size"), problem.num_examples
         order = torch.arange(count, device=problem.low.device)
         return [
             (batch + epoch * count * self.per_epoch, batch)
-            for epoch in range(protocol.epochs)
-            for batch in order.split(protocol.batch_size)
+            for epoch in range(known.epochs)
+            for batch in order.split(known.batch_size)
         ]
 
 

@@ -19,7 +19,7 @@ from leakscope.attack.checkpoint import Checkpoint, Saved
 from leakscope.attack.compiling import MEASURED, Compiling, compiled, log_failure, pays
 from leakscope.attack.schedule import Schedule
 from leakscope.errors import LeakscopeError, require
-from leakscope.update import State
+from leakscope.state import State
 
 
 def _unchanged(value: Tensor) -> Tensor:

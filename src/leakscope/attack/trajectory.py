@@ -11,7 +11,7 @@ from torch import Tensor
 from leakscope.attack.problem import Problem
 from leakscope.attack.solver import Moment, Variable
 from leakscope.errors import LeakscopeError, require
-from leakscope.update import State, under
+from leakscope.state import State, lerp, under
 
 
 class Trajectory:
@@ -107,8 +107,7 @@ class Line(Trajectory):
     def predict(self, problem: Problem, x: Tensor, y: Tensor, theta: Mapping[str, Tensor]) -> State:
         """The gradient at w(alpha)."""
         end = both_ends(problem)[1]
-        weights = {n: start.lerp(end[n], theta["alpha"]) for n, start in problem.before.items()}
-        return problem.gradient(weights, x, y)
+        return problem.gradient(lerp(problem.before, end, theta["alpha"]), x, y)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,8 +147,8 @@ class Bezier(Trajectory):
         start, end = both_ends(problem)
         found = {"t": _place(problem, 0.5, self.lr_t)}
         if self.path:
-            for name, tensor in start.items():
-                found[f"path/{name}"] = Variable(tensor.lerp(end[name], 0.5), self.lr_path)
+            for name, middle in lerp(start, end, 0.5).items():
+                found[f"path/{name}"] = Variable(middle, self.lr_path)
         if self.scaling:
             for name, tensor in start.items():
                 found[f"scaling/{name}"] = Variable(
@@ -171,9 +170,9 @@ class Bezier(Trajectory):
         total = x.new_zeros(())
         # Each is as large as the network: those that weigh nothing are not computed.
         if self.keep_path:
+            middle = lerp(start, end, 0.5)
             for name, point in under(dict(theta), "path/").items():
-                middle = start[name].lerp(end[name], 0.5)
-                total = total + self.keep_path * (point - middle).square().sum()
+                total = total + self.keep_path * (point - middle[name]).square().sum()
         if self.keep_scaling:
             for scaling in under(dict(theta), "scaling/").values():
                 total = total + self.keep_scaling * (scaling - 1).square().sum()
@@ -184,9 +183,7 @@ class Bezier(Trajectory):
 
     def _weights(self, problem: Problem, theta: Mapping[str, Tensor]) -> State:
         (start, end), t = both_ends(problem), theta["t"]
-        middle = under(dict(theta), "path/") or {
-            name: tensor.lerp(end[name], 0.5) for name, tensor in start.items()
-        }
+        middle = under(dict(theta), "path/") or lerp(start, end, 0.5)
         return {
             name: (1 - t) ** 2 * start[name] + 2 * t * (1 - t) * middle[name] + t**2 * end[name]
             for name in start

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from leakscope.attack.retrace import length
 from leakscope.audit.progress import watching
 from leakscope.audit.scenario import NONE, Protection, Scenario, UtilityPart
 from leakscope.audit.stage import Stage
 from leakscope.audit.utility import check_utility
 from leakscope.errors import LeakscopeError
+from leakscope.state import norm
 from leakscope.update import Update
 
 NOISE = (0.3, 1.0, 3.0, 10.0)
@@ -68,8 +68,8 @@ def _defended(base: Scenario, update: Update) -> list[tuple[str, Scenario]]:
     """Other ways to send."""
     names = [name for name, tensor in update.before.items() if tensor.is_floating_point()]
     moved = update.observed(names)
-    norm, size = length(moved).item(), sum(tensor.numel() for tensor in moved.values())
-    clip = float(f"{norm:.2g}")
+    total, size = norm(moved).item(), sum(tensor.numel() for tensor in moved.values())
+    clip = float(f"{total:.2g}")
     multipliers = [float(f"{ratio / math.sqrt(size):.2g}") for ratio in NOISE]
     parts: list[dict[str, Any]] = [
         {

@@ -17,12 +17,11 @@ from leakscope.attack.auto import Auto
 from leakscope.attack.papers import Runnable
 from leakscope.attack.reconstruction import Reconstruction
 from leakscope.attack.solver import Progress
-from leakscope.audit.complaints import complaints
 from leakscope.audit.evidence import Evidence, Provenance, count_parameters
 from leakscope.audit.progress import Watch
 from leakscope.audit.scenario import AttackPart
 from leakscope.audit.store import Store
-from leakscope.errors import LeakscopeError
+from leakscope.errors import LeakscopeError, validation_errors
 from leakscope.federated.client import resolve_normalization
 from leakscope.update import Protocol, Update
 
@@ -59,7 +58,7 @@ def attack_captured(
     try:
         part = AttackPart(name=attack_name, options=options)
     except ValidationError as error:
-        raise LeakscopeError("\n".join(complaints(error, AttackPart))) from None
+        raise LeakscopeError("\n".join(validation_errors(error, AttackPart))) from None
     updates = [_load(path, told) for path in paths]
     protocol = updates[0].protocol
     protocol.need("input_shape", "classes")
@@ -180,7 +179,7 @@ def complete(protocol: Protocol, told: dict[str, Any]) -> Protocol:
     try:
         return Protocol.model_validate(fields)
     except ValidationError as error:
-        raise LeakscopeError("\n".join(complaints(error, Protocol))) from None
+        raise LeakscopeError("\n".join(validation_errors(error, Protocol))) from None
 
 
 def _normalization(text: str, channels: int) -> Any:

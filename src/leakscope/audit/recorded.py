@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 import leakscope
 from leakscope import data, measure, models
-from leakscope.attack.retrace import replay_score
+from leakscope.attack.replay import replay_score
 from leakscope.attack.solver import Progress
 from leakscope.audit.captured import complete
 from leakscope.audit.collect import failed, found, nothing_yet, result

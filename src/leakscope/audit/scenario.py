@@ -26,9 +26,8 @@ from pydantic import (
 from leakscope import data, models
 from leakscope.attack.compiling import Compiling
 from leakscope.attack.papers import RECIPES, Runnable
-from leakscope.audit.complaints import complaints
 from leakscope.data.constants import CONSTANTS
-from leakscope.errors import LeakscopeError, unknown
+from leakscope.errors import LeakscopeError, unknown, validation_errors
 from leakscope.federated.defence import Defence
 from leakscope.federated.defences import DEFENCES
 from leakscope.update import Normalization, Protocol
@@ -108,7 +107,7 @@ class TrainingPart(_Part):
         try:
             Protocol.model_validate(fields | {"normalize": pair})
         except ValidationError as error:
-            raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+            raise ValueError(validation_errors(error, Protocol)[0]) from None
         return self
 
 
@@ -164,7 +163,8 @@ def resolved_options(
         try:
             options[option] = TypeAdapter(hints[option]).validate_python(value)
         except ValidationError as error:
-            raise ValueError(f"options.{option}: {error.errors()[0]['msg']}") from None
+            reason = validation_errors(error, BaseModel)[0]
+            raise ValueError(f"options.{option}: {reason}") from None
     factory(**options)
     return options
 
@@ -383,7 +383,7 @@ class Scenario(_Part):
             try:
                 found.append((", ".join(words), Scenario.model_validate(content)))
             except ValidationError as error:
-                raise ValueError(f"vary: {complaints(error, Scenario)[0]}") from None
+                raise ValueError(f"vary: {validation_errors(error, Scenario)[0]}") from None
         return found
 
     @classmethod
@@ -403,7 +403,7 @@ class Scenario(_Part):
         try:
             return cls.model_validate(content)
         except ValidationError as error:
-            found = complaints(error, cls)
+            found = validation_errors(error, cls)
             raise LeakscopeError("\n".join(f"{path}: {line}" for line in found)) from None
 
     def dump(self) -> str:

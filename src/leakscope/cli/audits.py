@@ -102,9 +102,9 @@ def _request(
     from pydantic import ValidationError
 
     from leakscope.audit.captured import named_values
-    from leakscope.audit.complaints import complaints
     from leakscope.audit.recorded import Request
     from leakscope.audit.scenario import AttackPart
+    from leakscope.errors import validation_errors
 
     if model is None:
         raise LeakscopeError(
@@ -114,7 +114,7 @@ def _request(
     try:
         part = AttackPart(name=attack, options=named_values("option", options or ()))
     except ValidationError as error:
-        raise LeakscopeError("\n".join(complaints(error, AttackPart))) from None
+        raise LeakscopeError("\n".join(validation_errors(error, AttackPart))) from None
     return Request(
         folder=folder,
         model=model,

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from leakscope.errors import LeakscopeError
-from leakscope.update import Normalization, State, digest
+from leakscope.state import State, digest
+from leakscope.update import Normalization
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,8 @@ import torch
 from leakscope.errors import LeakscopeError, require
 from leakscope.federated.defence import Defence
 from leakscope.federated.rounds import average
-from leakscope.update import State, Update
+from leakscope.state import State
+from leakscope.update import Update
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,11 @@ def _mean_weights(updates: Sequence[Update]) -> State:
 def _mean_gradient(updates: Sequence[Update]) -> State:
     total = sum(update.num_examples for update in updates)
     mean: State = {}
-    for name, first in (updates[0].gradient or {}).items():
+    gradients = [update.gradient or {} for update in updates]
+    for name, first in gradients[0].items():
         weighted = torch.zeros(first.shape, dtype=torch.float64, device=first.device)
-        for update in updates:
-            assert update.gradient is not None
-            weighted += update.gradient[name].double() * (update.num_examples / total)
+        for update, gradient in zip(updates, gradients, strict=True):
+            weighted += gradient[name].double() * (update.num_examples / total)
         mean[name] = weighted.to(first)
     return mean
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from leakscope.data import normalization
-from leakscope.errors import LeakscopeError
+from leakscope.errors import LeakscopeError, validation_errors
 from leakscope.federated.defence import Defence, defended
 from leakscope.federated.local import (
     normalized,
@@ -20,7 +20,8 @@ from leakscope.federated.local import (
     train_locally,
     whole_gradient,
 )
-from leakscope.update import Normalization, Protocol, State, Update
+from leakscope.state import State
+from leakscope.update import Normalization, Protocol, Update
 
 DRAWS = 5_000_000_000
 """Seeds of what defences draw begin here, apart from those of the order of examples."""
@@ -95,9 +96,7 @@ class Client:
                 **settings,
             )
         except ValidationError as error:
-            first_error = error.errors()[0]
-            field = ".".join(str(part) for part in first_error["loc"]) or "protocol"
-            raise LeakscopeError(f"client {field}: {first_error['msg']}") from None
+            raise LeakscopeError(f"client {validation_errors(error, Protocol)[0]}") from None
         for defence in self.defences:
             defence.check(model, self.protocol, self.defences)
 

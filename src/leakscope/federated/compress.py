@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from leakscope.errors import require
 from leakscope.federated.defence import Defence, moved
-from leakscope.update import State, Update, rounded
+from leakscope.state import State
+from leakscope.update import Update, rounded
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,7 @@ def sent_bytes(update: Update) -> int:
     if update.gradient is not None:
         sent = update.gradient
     else:
-        assert update.after is not None
-        sent = {name: update.before[name] - after for name, after in update.after.items()}
+        sent = {name: update.before[name] - after for name, after in update.returned.items()}
     return sum(_bytes(tensor, update) for tensor in sent.values() if tensor.any())
 
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from leakscope.federated.local import Training
-from leakscope.update import Protocol, State, Update
+from leakscope.state import State
+from leakscope.update import Protocol, Update
 
 
 class Guarantee(NamedTuple):
@@ -146,15 +147,13 @@ def moved(update: Update, change: Callable[[State], State], **learned: object) -
     protocol = update.protocol.model_copy(update=learned)
     if update.gradient is not None:
         return replace(update, gradient=change(update.gradient), protocol=protocol)
-    assert update.after is not None
     floats = [name for name, tensor in update.before.items() if tensor.is_floating_point()]
     movement = {n: t for n, t in update.observed(floats).items() if t.any()}
-    after = dict(update.after)
+    returned = update.returned
+    after = dict(returned)
     for name, new in change(movement).items():
         # w0 - (w0 - wT) is not wT to the last bit: what did not change is sent as it was learned.
-        after[name] = torch.where(
-            new == movement[name], update.after[name], update.before[name] - new
-        )
+        after[name] = torch.where(new == movement[name], returned[name], update.before[name] - new)
         if name.rpartition(".")[2] == "running_var":
             # Batch norm has no use for a variance that noise or rounding made negative.
             after[name] = after[name].clamp_min(0)

@@ -119,9 +119,7 @@ class DPSGD(Defence):
 
     def guarantee(self, protocol: Protocol, examples: int, rounds: int = 1) -> Guarantee | None:
         """Of one example, over all local steps of all rounds."""
-        protocol.need("batch_size")
-        assert protocol.batch_size is not None
-        rate = min(1.0, protocol.batch_size / examples)
+        rate = min(1.0, protocol.need("batch_size").batch_size / examples)
         steps = rounds * protocol.steps(examples)
         return Guarantee(*sampled_gaussian(self.noise, rate, steps, self.delta), self.delta)
 
@@ -193,11 +191,11 @@ def _rehearse(model: nn.Module, protocol: Protocol) -> None:
     Opacus computes them layer by layer, from what goes in and comes out. A weight that is used
     anywhere but in its layer's own call would escape the clipping.
     """
-    assert protocol.input_shape is not None
+    shape = protocol.need("input_shape").input_shape
     probe = copy.deepcopy(model)
     some = next(probe.parameters())
     generator = torch.Generator().manual_seed(0)
-    x = torch.rand((2, *protocol.input_shape), generator=generator).to(some).requires_grad_()
+    x = torch.rand((2, *shape), generator=generator).to(some).requires_grad_()
     places = output_shape(probe, x.detach())[1:]
     set_mode(probe, protocol)
     _visible_to_opacus(probe)

@@ -13,7 +13,8 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from leakscope.errors import LeakscopeError
-from leakscope.update import Protocol, State, digest
+from leakscope.state import State, digest
+from leakscope.update import Protocol
 
 if TYPE_CHECKING:
     from leakscope.federated.defence import Defence
@@ -36,9 +37,8 @@ def per_channel(values: tuple[float, ...], like: Tensor) -> Tensor:
 
 def normalized(images: Tensor, protocol: Protocol) -> Tensor:
     """Images [N, C, H, W] in [0, 1] as the network sees them."""
-    protocol.need("normalize")
-    assert protocol.normalize is not None
-    mean, std = (per_channel(values, images) for values in protocol.normalize)
+    normalize = protocol.need("normalize").normalize
+    mean, std = (per_channel(values, images) for values in normalize)
     return (images - mean) / std
 
 
@@ -93,12 +93,11 @@ def behaviour(model: nn.Module, shape: tuple[int, ...]) -> str:
 
 def make_optimizer(model: nn.Module, protocol: Protocol) -> torch.optim.Optimizer:
     """The client's optimiser over the parameters that are not frozen."""
-    protocol.need("lr", "optimizer")
-    assert protocol.lr is not None
+    known = protocol.need("lr", "optimizer")
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
         raise LeakscopeError("model has no trainable parameter: all are frozen")
-    lr, weight_decay = protocol.lr, protocol.weight_decay
+    lr, weight_decay = known.lr, protocol.weight_decay
     if protocol.optimizer == "sgd":
         return torch.optim.SGD(
             trained,
@@ -165,10 +164,8 @@ def train_locally(
         defences: of the client, which may change how it trains.
         draws: what they draw from.
     """
-    protocol.need("epochs", "batch_size")
-    assert protocol.epochs is not None
-    assert protocol.batch_size is not None
-    last = len(inputs) % protocol.batch_size or min(protocol.batch_size, len(inputs))
+    known = protocol.need("epochs", "batch_size")
+    last = len(inputs) % known.batch_size or min(known.batch_size, len(inputs))
     check_batch(model, protocol, last)
     set_mode(model, protocol)
     order = torch.Generator().manual_seed(seed)
@@ -176,14 +173,14 @@ def train_locally(
 
     def batches() -> Iterable[tuple[Tensor, Tensor]]:
         shuffled = torch.randperm(len(inputs), generator=order).to(inputs.device)
-        for batch in shuffled.split(protocol.batch_size or len(inputs)):
+        for batch in shuffled.split(known.batch_size):
             yield inputs[batch], labels[batch]
 
     with ExitStack() as undo:
         training = Training(model, make_optimizer(model, protocol), batches, undo)
         for defence in defences:
             training = defence.training(training, inputs, labels, protocol, draws)
-        for _ in range(protocol.epochs):
+        for _ in range(known.epochs):
             for x, y in training.batches():
                 training.optimizer.zero_grad()
                 descend(training.model, model, x, y, protocol, defences, draws)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from leakscope.errors import LeakscopeError, require
 from leakscope.federated.accounting import gaussian
 from leakscope.federated.defence import Defence, Guarantee, moved
-from leakscope.update import Protocol, State, Update
+from leakscope.state import State
+from leakscope.update import Protocol, Update
 
 KINDS = ("gaussian", "laplace")
 

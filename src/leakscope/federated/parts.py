@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from leakscope.errors import LeakscopeError, require
 from leakscope.federated.defence import Defence, moved
 from leakscope.models.factory import seeded
-from leakscope.update import Protocol, State, Update
+from leakscope.state import State
+from leakscope.update import Protocol, Update
 
 SEED = 0
 """Of initial weights that a defence adds: the network is public, so all draw the same."""

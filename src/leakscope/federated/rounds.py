@@ -17,7 +17,8 @@ from leakscope.errors import LeakscopeError
 from leakscope.federated.client import Client
 from leakscope.federated.defence import defended
 from leakscope.federated.local import behaviour, snapshot
-from leakscope.update import State, Update, digest, read_safetensors, write_safetensors
+from leakscope.state import State, digest, read_safetensors, write_safetensors
+from leakscope.update import Update
 
 
 def average(updates: Sequence[Update]) -> State:

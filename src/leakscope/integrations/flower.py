@@ -20,7 +20,8 @@ from pydantic import ValidationError
 
 from leakscope.errors import LeakscopeError
 from leakscope.recording import Recorder, same_precision, told
-from leakscope.update import Protocol, State, Update
+from leakscope.state import State
+from leakscope.update import Protocol, Update
 
 try:
     from flwr.app import (

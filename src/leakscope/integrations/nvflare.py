@@ -13,7 +13,8 @@ import torch
 
 from leakscope.errors import LeakscopeError
 from leakscope.recording import Recorder, same_precision, told
-from leakscope.update import State, Update
+from leakscope.state import State
+from leakscope.update import Update
 
 try:
     from nvflare.apis.dxo import DXO, DataKind, from_shareable

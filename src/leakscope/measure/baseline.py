@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from leakscope.update import State, Update
+from leakscope.state import State
+from leakscope.update import Update
 
 
 def signal_free(update: Update, seed: int = 0) -> Update:
@@ -22,9 +23,8 @@ def signal_free(update: Update, seed: int = 0) -> Update:
     if update.gradient is not None:
         gradient = {name: noise_like(tensor) for name, tensor in update.gradient.items()}
         return Update(update.before, None, gradient, update.num_examples, update.protocol)
-    assert update.after is not None
     after: State = {}
     for name, start in update.before.items():
-        end = update.after[name]
+        end = update.returned[name]
         after[name] = start + noise_like(end - start) if start.is_floating_point() else end
     return Update(update.before, after, None, update.num_examples, update.protocol)

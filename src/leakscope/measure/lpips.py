@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from leakscope.data.files import reading
 from leakscope.errors import LeakscopeError
-from leakscope.update import State, read_safetensors
+from leakscope.state import State, read_safetensors
 
 SMALLEST_SIDE = 64
 """Smaller images are enlarged to this: the heads were fitted on 64 px patches. The pools need 31 px

@@ -7,7 +7,6 @@ data, so it describes a simulated client; an attacker can compute none of it.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 
 import torch
@@ -16,7 +15,8 @@ from torch import Tensor
 
 from leakscope.federated.client import Client
 from leakscope.federated.local import snapshot
-from leakscope.update import State, Update
+from leakscope.state import State, cosine
+from leakscope.update import Update
 
 MOST_STEPS = 128
 """On a longer path so many steps, evenly spread, are measured."""
@@ -128,7 +128,8 @@ def straightness(
     cosines = []
     for alpha in alphas:
         gradient = probe.gradient(_between(update, alpha))
-        cosines.append(_cosine(update.observed(list(gradient)), gradient))
+        moved = update.observed(list(gradient))
+        cosines.append(cosine(_double(moved), _double(gradient)).item())
         advance()
     return Straightness(
         total_steps=total,
@@ -177,8 +178,7 @@ class _Probe:
     def gradient(self, state: State) -> State:
         """Of what the client minimises: its loss, and weight decay unless decoupled."""
         self._model.load_state_dict(state)
-        found = self._client.gradient().gradient
-        assert found is not None
+        found = self._client.gradient().gradient or {}
         protocol = self._client.protocol
         decay = 0.0 if protocol.optimizer == "adamw" else protocol.weight_decay
         return {name: tensor + decay * state[name] for name, tensor in found.items()}
@@ -186,18 +186,11 @@ class _Probe:
 
 def _between(update: Update, alpha: float) -> State:
     """The state at ``alpha`` on the line; counters stay as they were received."""
-    assert update.after is not None
     return {
-        name: start.lerp(update.after[name], alpha) if start.is_floating_point() else start
+        name: start.lerp(update.returned[name], alpha) if start.is_floating_point() else start
         for name, start in update.before.items()
     }
 
 
-def _cosine(a: State, b: State) -> float:
-    """Of two directions, in double precision; 0 if one of them is none."""
-
-    def product(one: State, other: State) -> float:
-        return sum(float((one[name].double() * other[name].double()).sum()) for name in one)
-
-    norms = math.sqrt(product(a, a) * product(b, b))
-    return product(a, b) / norms if norms > 0 else 0.0
+def _double(state: State) -> State:
+    return {name: tensor.double() for name, tensor in state.items()}

@@ -12,10 +12,9 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from leakscope.audit.complaints import complaints
 from leakscope.audit.evidence import Configuration, Evidence, Provenance, Utility
 from leakscope.audit.store import write_whole
-from leakscope.errors import LeakscopeError
+from leakscope.errors import LeakscopeError, validation_errors
 from leakscope.measure import Finding, Interval, Scores, share
 from leakscope.report.advice import Judged
 from leakscope.report.grouping import AttackEvidence
@@ -275,7 +274,7 @@ class Results(_Model):
         try:
             return cls.model_validate(content)
         except ValidationError as error:
-            raise LeakscopeError(f"{path}: {complaints(error, cls)[0]}") from None
+            raise LeakscopeError(f"{path}: {validation_errors(error, cls)[0]}") from None
 
 
 def write(evidence: Sequence[Evidence], provenance: Provenance, out: str | Path) -> Results:
