@@ -18,7 +18,7 @@ from rich.progress import track
 from rich.table import Table
 
 import leakscope as ls
-from leakscope.attack.attack import Attack
+from leakscope.attack.matched import MatchedAttack
 from leakscope.attack.trajectory import Bezier
 
 NETWORKS = {"cifar100": "cnn-cifar", "femnist": "cnn-femnist"}
@@ -42,7 +42,7 @@ def settings(paths: list[float], scalings: list[float], keeps: list[float]) -> d
 
 
 def attack_client(
-    attack: Attack, data: ls.data.Dataset, options: argparse.Namespace, client: int
+    attack: MatchedAttack, data: ls.data.Dataset, options: argparse.Namespace, client: int
 ) -> tuple[float, float]:
     """(PSNR, L_sim) on the client of this number."""
     generator = torch.Generator().manual_seed(client)

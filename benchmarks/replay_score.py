@@ -19,14 +19,14 @@ from scipy.stats import spearmanr
 
 import leakscope as ls
 from leakscope import papers
-from leakscope.attack.attack import Attack
+from leakscope.attack.matched import MatchedAttack
 
 NETWORKS = {"femnist": "cnn-femnist", "cifar100": "cnn-cifar"}
 
 
-def attacks() -> dict[str, Attack]:
+def attacks() -> dict[str, MatchedAttack]:
     """All of them, by name and iterations."""
-    found: dict[str, Attack] = {
+    found: dict[str, MatchedAttack] = {
         "fedleak 150": papers.fedleak(150),
         "agic 150": papers.agic(150),
         "dlg_adam 150": papers.dlg_adam(150),

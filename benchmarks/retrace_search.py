@@ -22,7 +22,7 @@ import leakscope as ls
 from leakscope import papers
 from leakscope.attack.adam import Adam
 from leakscope.attack.attack import Attack
-from leakscope.attack.auto import Auto
+from leakscope.attack.matched import MatchedAttack
 from leakscope.attack.retrace import Retrace
 from leakscope.attack.schedule import CosineDecay, Schedule, StepDecay
 from leakscope.bench import victim
@@ -42,7 +42,7 @@ VARIED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def attacks(iterations: int, adaptive: bool) -> Iterator[tuple[str, Attack]]:
+def attacks(iterations: int, adaptive: bool) -> Iterator[tuple[str, MatchedAttack]]:
     """SME, Retrace, and Retrace with one setting changed.
 
     Damping matters only to Adam, whose clients have no end that is differentiated through.
@@ -95,9 +95,7 @@ def main() -> None:
     single = papers.auto(options.iterations)
     sent = replace(row, shares="gradient", settings={})
     shared = [victim.make(sent, options.data, number) for number in range(options.clients)]
-    tried: list[tuple[str, Attack | Auto, list[victim.Attacked]]] = [
-        ("single step", single, shared)
-    ]
+    tried: list[tuple[str, Attack, list[victim.Attacked]]] = [("single step", single, shared)]
     tried += [(name, attack, clients) for name, attack in attacks(options.iterations, adaptive)]
     table = Table("setting", "PSNR [dB]", "seconds")
     for name, attack, victims in tried:
@@ -108,7 +106,7 @@ def main() -> None:
     Console().print(table)
 
 
-def each_attack(attack: Attack | Auto, attacked: victim.Attacked) -> tuple[float, float]:
+def each_attack(attack: Attack, attacked: victim.Attacked) -> tuple[float, float]:
     """(PSNR, seconds) on one client."""
     found = attack.run(attacked.model, attacked.update, labels=attacked.labels)
     return ls.measure.images(found.images, attacked.images).psnr.mean().item(), found.seconds

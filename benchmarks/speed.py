@@ -34,19 +34,19 @@ from torch import Tensor, nn
 
 import leakscope as ls
 from leakscope import papers
-from leakscope.attack.attack import Attack
 from leakscope.attack.compiling import Compiling
+from leakscope.attack.matched import MatchedAttack
 from leakscope.attack.retrace import Retrace
-from leakscope.audit.memory import fresh_peak, peak_memory
+from leakscope.execution.memory import fresh_peak, peak_memory
 
-RECIPES: dict[str, Callable[[int], Attack]] = {
+RECIPES: dict[str, Callable[[int], MatchedAttack]] = {
     "ig": lambda iterations: papers.ig(iterations, lr=1.0, tv=0.005, sign=False),
     "sme": papers.sme,
     "nl_sme": papers.nl_sme,
     "retrace, one place": lambda iterations: papers.retrace(iterations, nodes=1),
     "retrace": papers.retrace,
 }
-GROWING: dict[str, Callable[[int], Attack]] = {
+GROWING: dict[str, Callable[[int], MatchedAttack]] = {
     "sme": papers.sme,
     "retrace": lambda iterations: unrolled(iterations, None),
     "retrace, its end": lambda iterations: unrolled(iterations, 0),
@@ -54,7 +54,7 @@ GROWING: dict[str, Callable[[int], Attack]] = {
 BUDGETS = (20, 30, 40, 50, 60, 80, 120, 160, 320, 640)
 
 
-def unrolled(iterations: int, since: int | None) -> Attack:
+def unrolled(iterations: int, since: int | None) -> MatchedAttack:
     """Retrace with three places throughout, and its end since so many iterations."""
     return replace(papers.retrace(iterations), trajectory=Retrace(unroll=since))
 
@@ -90,7 +90,7 @@ def victim(
 
 
 def each_iteration(
-    attack: Attack, attacked: Victim, compiling: Compiling = "never", skip: int = 1
+    attack: MatchedAttack, attacked: Victim, compiling: Compiling = "never", skip: int = 1
 ) -> list[float]:
     """Seconds of every iteration but the first ones, which allocate or compile."""
     times: list[float] = []
@@ -249,7 +249,7 @@ def growth(folder: Path, screen: Console) -> None:
 
 
 def alone(folder: Path, threads: int) -> None:
-    """Attack one client with so many threads."""
+    """MatchedAttack one client with so many threads."""
     torch.set_num_threads(threads)
     attacked = victim(folder, 10, 5, 10)
     papers.sme(60).run(attacked.model, attacked.update, labels=attacked.labels, compiling="never")

@@ -14,6 +14,7 @@ Run it on an idle machine.
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import statistics
 import time
@@ -23,14 +24,16 @@ from typing import Any
 import torch
 from ray.cluster_utils import Cluster as Machines
 
-from leakscope.audit import Means, Scenario
-from leakscope.audit.collect import found
-from leakscope.audit.crew import cores
-from leakscope.audit.plan import distinct, plan
-from leakscope.audit.progress import Board
-from leakscope.audit.store import Store
-from leakscope.audit.sweep import sweep
-from leakscope.audit.trial import Job, Outcome, Trial, load_result, perform
+from leakscope.attack.reconstruction import Reconstruction
+from leakscope.audit import Resources, Scenario
+from leakscope.audit.plan import plan
+from leakscope.audit.trials import FOUND
+from leakscope.execution import Trial
+from leakscope.execution.executors import Cache, Worker, cores
+from leakscope.execution.progress import Screen
+from leakscope.execution.store import Store
+from leakscope.execution.sweep import sweep
+from leakscope.execution.trial import Job, Outcome, Record, perform
 from leakscope.state import digest
 
 
@@ -48,7 +51,7 @@ def scenario(trials: int) -> Scenario:
     )
 
 
-class Memory(Board):
+class Memory(Screen):
     """Notes what this process holds after every trial [MiB]."""
 
     def __init__(self) -> None:
@@ -67,33 +70,32 @@ class Memory(Board):
 def alone(trials: list[Trial], folder: Path) -> float:
     """Seconds of one trial, in this process with one thread."""
     torch.set_num_threads(1)
-    took = []
+    took, worker = [], Worker()
     for trial in trials[:24]:
         began = time.perf_counter()
-        outcome = perform(Job(trial, str(folder)), lambda done, total, match: None)
+        outcome = perform(Job(trial, str(folder)), worker)
         took.append(time.perf_counter() - began)
         assert outcome.state == "done", outcome
     return statistics.mean(took[4:])
 
 
-def together(trials: list[Trial], folder: Path, means: Means) -> tuple[float, list[float]]:
+def together(trials: list[Trial], folder: Path, resources: Resources) -> tuple[float, list[float]]:
     """Seconds of all trials, and memory of this process after each."""
     store = Store(folder)
     store.prepare()
     began = time.perf_counter()
-    with Memory() as board:
-        assert sweep(store, trials, means, board) == len(trials)
-    return time.perf_counter() - began, board.held
+    with Memory() as screen:
+        assert sweep(store, trials, resources, screen) == len(trials)
+    return time.perf_counter() - began, screen.held
 
 
 def essence(folder: Path) -> dict[str, str]:
     """Everything that was found, bit by bit."""
     store, all_found = Store(folder), {}
     for trial in store.finished():
-        scores = load_result(store, trial).scores
-        assert scores is not None
-        rebuilt = found(store, trial)
-        all_found[trial] = digest({"images": rebuilt.images}, scores.model_dump_json())
+        result = json.dumps(Record.load(store, trial).result)
+        rebuilt = Reconstruction.load(folder / "trials" / trial / FOUND)
+        all_found[trial] = digest({"images": rebuilt.images}, result)
     return all_found
 
 
@@ -104,12 +106,13 @@ def main() -> None:
     options = parser.parse_args()
     shutil.rmtree(options.folder, ignore_errors=True)
     began = time.perf_counter()
-    trials = distinct(plan(scenario(options.trials).settings()))
+    wanted = scenario(options.trials)
+    trials = plan(wanted, wanted.settings(), Cache()).trials
     print(f"{len(trials)} trials planned in {time.perf_counter() - began:.1f} s")
     one = alone(trials, options.folder / "alone")
     print(f"one by itself: {one:.2f} s")
     ideal = len(trials) * one / cores()
-    took, held = together(trials, options.folder / "processes", Means(processes=cores()))
+    took, held = together(trials, options.folder / "processes", Resources(processes=cores()))
     early, late = held[len(held) // 10], held[-1]
     print(
         f"{cores()} processes: {took:.0f} s, ideal {ideal:.0f} s: {ideal / took:.0%} of the ideal "
@@ -119,7 +122,7 @@ def main() -> None:
     machines: Any = Machines(initialize_head=True, head_node_args={"num_cpus": 1})
     for _ in range(cores() - 1):
         machines.add_node(num_cpus=1)
-    took, _ = together(trials, options.folder / "ray", Means(ray=machines.address))
+    took, _ = together(trials, options.folder / "ray", Resources(ray=machines.address))
     same = essence(options.folder / "ray") == essence(options.folder / "processes")
     print(f"ray: {took:.0f} s: {ideal / took:.0%} of the ideal rate; same bits: {same}")
     machines.shutdown()

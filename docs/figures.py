@@ -19,14 +19,14 @@ from matplotlib.figure import Figure
 from playwright.sync_api import sync_playwright
 from torch import Tensor
 
-from leakscope.audit import read_back
+from leakscope.audit import Folder
 
 IMAGES = Path(__file__).parent / "images"
 
 
 def strip(out: Path, name: str) -> None:
     """Originals, and what each attack read out of the weights, one column per image."""
-    evidence, _ = read_back(out)
+    evidence, _ = Folder(out).read()
     assert evidence[0].truth is not None
     truth = evidence[0].truth.images
     rows: list[tuple[str, Tensor, list[str]]] = [("what the client had", truth, [])]

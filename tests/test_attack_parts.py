@@ -12,14 +12,16 @@ from torch import Tensor, nn
 import leakscope as ls
 from leakscope import LeakscopeError, papers
 from leakscope.attack.adam import Adam, LookAhead
-from leakscope.attack.attack import Attack, Emphasis
+from leakscope.attack.attack import Attack
 from leakscope.attack.distance import Cosine, Euclidean, Partial
+from leakscope.attack.matched import Emphasis, MatchedAttack
 from leakscope.attack.prior import Box, EpochOrder, SoftBox, SquaredVariation, TotalVariation
 from leakscope.attack.problem import Problem
 from leakscope.attack.retrace import Retrace
 from leakscope.attack.schedule import ExponentialDecay, StepDecay
 from leakscope.attack.solver import Objective, Variable, solve
 from leakscope.attack.trajectory import Line, Start
+from leakscope.execution import Pause
 from victims import examples, same_bits, tiny, tiny_update
 
 
@@ -110,7 +112,7 @@ def test_line_asks_for_weights_where_there_is_a_gradient() -> None:
 def test_adam_is_torchs() -> None:
     start = torch.tensor([1.0, -2.0, 3.0])
 
-    def bowl(values: Any, share: Tensor) -> tuple[Tensor, Tensor]:
+    def bowl(values: Any, share: Tensor, phases: object) -> tuple[Tensor, Tensor]:
         loss = (values["images"] ** 4).sum() + values["images"].sin().sum()
         return loss, loss
 
@@ -119,14 +121,14 @@ def test_adam_is_torchs() -> None:
     optimizer = torch.optim.Adam([theirs], lr=0.1)
     for _ in range(50):
         optimizer.zero_grad()
-        bowl({"images": theirs}, torch.tensor(0.0))[0].backward()
+        bowl({"images": theirs}, torch.tensor(0.0), ())[0].backward()
         optimizer.step()
     torch.testing.assert_close(ours.values["images"], theirs.detach())
 
 
 def test_the_sign_of_the_gradient_forgets_its_size() -> None:
     def slope(size: float) -> Objective:
-        return lambda values, share: ((size * values["images"]).sum(),) * 2
+        return lambda values, share, phases: ((size * values["images"]).sum(),) * 2
 
     ends = {}
     for size in (1.0, 1e-6):
@@ -142,7 +144,7 @@ def test_the_sign_of_the_gradient_forgets_its_size() -> None:
 def test_relative_steps_are_as_long_however_the_client_normalises(deviation: float) -> None:
     model, (images, labels) = tiny(), examples()
     client = ls.Client(model, images, labels, lr=0.1, normalize=((0.4,), (deviation,)))
-    attack = Attack(
+    attack = MatchedAttack(
         trajectory=Start(),
         distance=Cosine(),
         solver=Adam(lr=0.1, relative=True, iterations=1, sign=True),
@@ -162,7 +164,7 @@ def test_steps_decay_at_three_five_and_seven_eighths() -> None:
 def test_constants_get_no_gradient() -> None:
     seen = []
 
-    def objective(values: Any, share: Tensor) -> tuple[Tensor, Tensor]:
+    def objective(values: Any, share: Tensor, phases: object) -> tuple[Tensor, Tensor]:
         tracked = torch._C._functorch.is_gradtrackingtensor
         seen.append({name: tracked(value) for name, value in values.items()})
         loss = (values["images"] * values["labels"]).sum()
@@ -178,7 +180,7 @@ def test_constants_get_no_gradient() -> None:
 
 
 def test_a_diverging_attack_says_so() -> None:
-    def explode(values: Any, share: Tensor) -> tuple[Tensor, Tensor]:
+    def explode(values: Any, share: Tensor, phases: object) -> tuple[Tensor, Tensor]:
         loss = values["images"].exp().exp().sum()
         return loss, loss
 
@@ -211,51 +213,71 @@ def test_an_interrupted_attack_goes_on_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: Attack
 ) -> None:
     model, update = tiny(), tiny_update()
-    path = tmp_path / "half.safetensors"
     whole = attack.run(model, update, seed=3)
-    monkeypatch.setattr("leakscope.attack.checkpoint.Checkpoint.due", lambda self: True)
+    monkeypatch.setattr("leakscope.execution.Checkpoint.due", lambda self: True)
 
-    def pull_the_plug(done: int, total: int, match: Tensor | None) -> None:
+    def pull_the_plug(done: int, total: int, match: object) -> None:
         if done == 12:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        attack.run(model, update, seed=3, checkpoint=path, on_progress=pull_the_plug)
+        attack.run(model, update, seed=3, folder=tmp_path, on_progress=pull_the_plug)
     done: list[int] = []
     resumed = attack.run(
-        model, update, seed=3, checkpoint=path, on_progress=lambda i, n, m: done.append(i)
+        model, update, seed=3, folder=tmp_path, on_progress=lambda i, n, m: done.append(i)
     )
     assert done == list(range(13, 21))
     assert torch.equal(resumed.images, whole.images)
     assert same_bits(resumed.history, whole.history)
-    assert not path.exists()
+    done.clear()
+    again = attack.run(
+        model, update, seed=3, folder=tmp_path, on_progress=lambda i, n, m: done.append(i)
+    )
+    assert done == []  # it was read back
+    assert torch.equal(again.images, whole.images)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_paused_attack_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    model, update, attack = tiny(), tiny_update(), papers.sme(20)
+    whole = attack.run(model, update)
+    asked = iter(range(100))
+    with pytest.raises(Pause):
+        attack.run(model, update, folder=tmp_path, paused=lambda: next(asked) == 12)
+    done: list[int] = []
+    found = attack.run(model, update, folder=tmp_path, on_progress=lambda i, n, m: done.append(i))
+    assert done == list(range(14, 21))
+    assert torch.equal(found.images, whole.images)
 
 
 def test_restarts_go_on_after_an_interruption(tmp_path: Path) -> None:
-    """A path without a suffix, cut off in the second of three starts."""
-    model, update, path = tiny(), tiny_update(), tmp_path / "half"
+    """Cut off in the second of three starts."""
+    model, update = tiny(), tiny_update()
     attack = papers.dlg(3, restarts=3)
     whole = attack.run(model, update)
 
-    def pull_the_plug(done: int, total: int, match: Tensor | None) -> None:
+    def pull_the_plug(done: int, total: int, match: object) -> None:
         if done == 5:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        attack.run(model, update, checkpoint=path, on_progress=pull_the_plug)
+        attack.run(model, update, folder=tmp_path, on_progress=pull_the_plug)
     done: list[int] = []
-    resumed = attack.run(model, update, checkpoint=path, on_progress=lambda i, n, m: done.append(i))
+    resumed = attack.run(model, update, folder=tmp_path, on_progress=lambda i, n, m: done.append(i))
     assert done[0] == 6
     assert torch.equal(resumed.images, whole.images)
-    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_checkpoint_of_something_else_is_ignored(tmp_path: Path) -> None:
-    model, update, path = tiny(), tiny_update(), tmp_path / "half.safetensors"
-    path.write_bytes(b"rubbish")
-    expected = papers.sme(5).run(model, update)
-    found = papers.sme(5).run(model, update, checkpoint=path)
+@pytest.mark.parametrize("content", [b"rubbish", b""], ids=["rubbish", "empty"])
+def test_what_is_kept_but_damaged_is_done_again(tmp_path: Path, content: bytes) -> None:
+    model, update = tiny(), tiny_update()
+    expected = papers.sme(5).run(model, update, folder=tmp_path)
+    (kept,) = tmp_path.iterdir()
+    kept.write_bytes(content)
+    found = papers.sme(5).run(model, update, folder=tmp_path)
     assert torch.equal(found.images, expected.images)
+    other = papers.sme(6).run(model, update, folder=tmp_path)  # not what is kept there
+    assert len(other.history["match"]) == 6
 
 
 def test_an_update_without_movement_is_refused() -> None:

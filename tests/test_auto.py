@@ -12,9 +12,9 @@ from torch import nn
 
 import leakscope as ls
 from leakscope import papers
-from leakscope.attack.attack import Attack
 from leakscope.attack.auto import CLEARLY, Auto
 from leakscope.attack.infer import FIELDS, infer
+from leakscope.attack.matched import MatchedAttack
 from victims import examples, tiny, tiny_update
 
 
@@ -24,10 +24,10 @@ def without(update: ls.Update, *fields: str) -> ls.Update:
     return replace(update, protocol=protocol)
 
 
-def candidate(auto: Auto, name: str) -> Attack:
+def candidate(auto: Auto, name: str) -> MatchedAttack:
     """One of the attacks that auto tries."""
     (found,) = (each.attack for each in auto.candidates if each.name == name)
-    assert isinstance(found, Attack)
+    assert isinstance(found, MatchedAttack)
     return found
 
 
@@ -163,16 +163,15 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
         if done > 800:
             raise KeyboardInterrupt
 
-    path = tmp_path / "attack.checkpoint"
     with pytest.raises(KeyboardInterrupt):
-        auto.run(model, update, labels=labels, on_progress=stop, checkpoint=path)
+        auto.run(model, update, labels=labels, on_progress=stop, folder=tmp_path)
     seen: list[int] = []
     found = auto.run(
-        model, update, labels=labels, checkpoint=path, on_progress=lambda *a: seen.append(a[0])
+        model, update, labels=labels, folder=tmp_path, on_progress=lambda *a: seen.append(a[0])
     )
     assert torch.equal(found.images, whole.images)
     assert len(seen) < calls
-    assert list(tmp_path.iterdir()) == []
+    assert len(list(tmp_path.iterdir())) == 1  # of all that was tried only the result is kept
 
 
 def test_progress_covers_all_candidates() -> None:
@@ -193,8 +192,8 @@ def test_the_time_it_may_take_is_kept() -> None:
 def test_several_updates_get_the_strongest_candidate() -> None:
     auto = papers.auto()
     assert isinstance(auto, Auto)
-    assert auto.strongest(tiny(), tiny_update()) == papers.retrace()
-    ignorant = auto.strongest(tiny(), without(tiny_update(), "lr"))
+    assert auto.searching(tiny(), tiny_update()) == papers.retrace()
+    ignorant = auto.searching(tiny(), without(tiny_update(), "lr"))
     assert ignorant.trajectory == papers.sme().trajectory
 
 

@@ -20,17 +20,19 @@ import pytest
 import torch
 
 from leakscope import data, models
+from leakscope.attack.attack import RunOptions
 from leakscope.attack.papers import RECIPES
-from leakscope.attack.solver import Progress
-from leakscope.audit import schedule
-from leakscope.audit.crew import Lost, Pool
-from leakscope.bench import estimate, results, sources, trial, victim
-from leakscope.bench.store import Store
-from leakscope.bench.table import Recipe, Row, Table, Training, Victim
+from leakscope.bench import results, sources, trial, victim
+from leakscope.bench.results import Tried
+from leakscope.bench.table import Pretraining, Recipe, Row, Table, Victim
 from leakscope.bench.tables import TABLES
-from leakscope.bench.trial import Job, Outcome
+from leakscope.bench.trial import MeasureRow
 from leakscope.cli import main
 from leakscope.errors import LeakscopeError
+from leakscope.execution import Context, Done, Trial
+from leakscope.execution.budget import Cost, ordered, parse_budget, probe
+from leakscope.execution.executors import Lost, Pool, Worker
+from leakscope.execution.trial import Job
 from leakscope.federated import federate
 
 VICTIM = Victim(data="femnist", model="mlp", examples=2, epochs=2, batch_size=1)
@@ -109,57 +111,55 @@ def test_ours_is_set_beside_the_papers(bench: Callable[..., Run], desk: Path) ->
 
 def test_a_second_run_does_only_what_is_missing(bench: Callable[..., Run], desk: Path) -> None:
     bench(*TINY, "--repeats", "1", "--rows", "*ig")
-    trials = sorted(desk.glob("out/tiny/*.r*.json"))
+    trials = sorted(desk.glob("out/tiny/trials/*/result.json"))
     assert len(trials) == 1
     written = trials[0].stat().st_mtime_ns
-    second = bench(*TINY, "--repeats", "1")
-    assert "1 trials" in second.err
-    third = bench(*TINY, "--repeats", "1")
-    assert "estimate" not in third.err
-    assert len(list(desk.glob("out/tiny/*.r*.json"))) == 2
+    for _ in range(2):
+        assert bench(*TINY, "--repeats", "1").code == 0
+    assert len(list(desk.glob("out/tiny/trials/*/result.json"))) == 2
     assert trials[0].stat().st_mtime_ns == written
     rows = json.loads((desk / "out/tiny/results.json").read_text())["rows"]
     assert [entry["repeats"] for entry in rows] == [1, 1, 0]
 
 
 def test_other_settings_are_other_trials(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(desk / "out", desk)
-    path = store.job(ROWS[0], 0).checkpoint
-    assert path == store.job(replace(ROWS[0], paper={}, note="rounded"), 0).checkpoint
-    assert path != store.job(replace(ROWS[0], override=5), 0).checkpoint
-    assert path != store.job(replace(ROWS[0], labels_known=False), 0).checkpoint
+    def name(row: Row) -> str:
+        return trial.trial(row, 0, desk).id
+
+    plain = name(ROWS[0])
+    assert plain == name(replace(ROWS[0], paper={}, note="rounded"))
+    assert plain != name(replace(ROWS[0], override=5))
+    assert plain != name(replace(ROWS[0], labels_known=False))
+    assert plain != trial.trial(ROWS[0], 1, desk).id
     # A recipe whose own numbers have changed is another attack under the same name.
     monkeypatch.setitem(RECIPES, "ig", RECIPES["sme"])
-    assert path != store.job(ROWS[0], 0).checkpoint
+    assert plain != name(ROWS[0])
 
 
 def test_other_sentences_are_other_trials(desk: Path) -> None:
-    store = Store(desk / "out", desk)
     spoken = row("DLG", "dlg_adam", victim=None, kind="text")
     (desk / "text").mkdir()
     (desk / "text" / "sst2.tsv").write_text("one sentence", encoding="utf-8")
-    path = store.job(spoken, 0).checkpoint
+    before = trial.trial(spoken, 0, desk).id
     (desk / "text" / "sst2.tsv").write_text("another one", encoding="utf-8")
     sources.fingerprint.cache_clear()
-    assert path != store.job(spoken, 0).checkpoint
+    assert before != trial.trial(spoken, 0, desk).id
 
 
 def test_a_failing_trial_is_recorded_and_tried_again(
     bench: Callable[..., Run], desk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def exhausted(
-        row: Row, data: Path, repeat: int, on_progress: Progress, checkpoint: Path
-    ) -> dict[str, float]:
-        raise MemoryError("too large")
+    def exhausted(row: Row, data: Path, repeat: int, options: RunOptions) -> dict[str, float]:
+        raise RuntimeError("too large")
 
     broken = Table("tiny", "", "", (row("IG", "ig", kind="broken"), ROWS[1]))
     monkeypatch.setitem(TABLES, "tiny", broken)
     monkeypatch.setitem(trial.KINDS, "broken", exhausted)
     done = bench(*TINY, "--repeats", "1")
     assert done.code == 0
-    assert "MemoryError: too large" in done.out
+    assert "RuntimeError: too large" in done.out
     failed, fine = json.loads((desk / "out/tiny/results.json").read_text())["rows"]
-    assert failed["errors"] == ["MemoryError: too large"]
+    assert failed["errors"] == ["RuntimeError: too large"]
     assert fine["repeats"] == 1
     monkeypatch.setitem(trial.KINDS, "broken", trial.attack_images)
     bench(*TINY, "--repeats", "1")
@@ -174,11 +174,11 @@ def test_costs_are_scaled_to_the_papers_iterations(desk: Path) -> None:
         shares.append(done)
 
     short = row("SME", "sme", kind="cost", override=4)
-    costs = trial.attack_at_cost(short, desk, 0, follow, desk / "checkpoint")
+    costs = trial.attack_at_cost(short, desk, 0, RunOptions(on_progress=follow))
     assert shares == [1, 2, 3, 4]
     assert costs["iterations"] == 4
     assert costs["memory"] >= 0
-    plain = trial.attack_images(short, desk, 0, follow, desk / "checkpoint")
+    plain = trial.attack_images(short, desk, 0, RunOptions())
     assert costs["psnr"] == plain["psnr"]
     assert 25 < costs["seconds"] / plain["seconds"] < 2500
 
@@ -187,8 +187,8 @@ def test_ratios_are_those_of_the_same_repeat() -> None:
     costs = {"kind": "cost", "relative_to": "IG"}
     ig, sme = row("IG", "ig", **costs), row("SME", "sme", **costs)
     outcomes = {
-        ig.name: (ig, {0: Outcome({"seconds": 2.0}), 1: Outcome({"seconds": 4.0})}),
-        sme.name: (sme, {0: Outcome({"seconds": 3.0}), 1: Outcome({"seconds": 8.0})}),
+        ig.name: (ig, {0: Tried({"seconds": 2.0}), 1: Tried({"seconds": 4.0})}),
+        sme.name: (sme, {0: Tried({"seconds": 3.0}), 1: Tried({"seconds": 8.0})}),
     }
     assert results.collect(outcomes, {})[1].values["time_ratio"] == [1.5, 2.0]
 
@@ -199,10 +199,7 @@ def test_ctrl_c_ends_all_processes(desk: Path) -> None:
     command += ["--iterations", "1000000", "--out", str(desk / "out")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stderr is not None
-            for line in process.stderr:
-                if "2 at a time" in line:
-                    break
+            until(lambda: len(list(desk.glob("out/sme-2/.work/*/attack-*"))) == 2)
             process.send_signal(signal.SIGINT)
             began = time.monotonic()
             _, err = process.communicate(timeout=20)
@@ -211,29 +208,35 @@ def test_ctrl_c_ends_all_processes(desk: Path) -> None:
     assert process.returncode == 130
     assert time.monotonic() - began < 10  # a second or two where nothing else runs
     assert "run the same command again" in err
-    assert not list(desk.glob("out/sme-2/*.json"))
+    assert not list(desk.glob("out/sme-2/trials/*"))
 
 
 def test_an_interrupted_run_goes_on(
     bench: Callable[..., Run], desk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(job: Job, on_progress: Callable[..., None]) -> Outcome:
+    whole = trial.KINDS["attack"]
+
+    def stop(row: Row, data: Path, repeat: int, options: RunOptions) -> dict[str, float]:
         def follow(done: int, total: int, match: object) -> None:
-            if done == 3 and job.row.attack == "SME":
+            if done == 3 and row.attack == "SME":
                 raise KeyboardInterrupt
 
-        return trial.perform(job, follow)
+        return whole(row, data, repeat, replace(options, on_progress=follow))
 
     with monkeypatch.context() as patched:
-        patched.setattr("leakscope.bench.run.perform", stop)
+        patched.setitem(trial.KINDS, "attack", stop)
         patched.setattr("os._exit", sys.exit)
         stopped = bench(*TINY, "--repeats", "1")
     assert stopped.code == 130
     assert "run the same command again" in stopped.err
-    assert [path.name.split(".")[0] for path in desk.glob("out/tiny/*.json")] == ["n=2-ig"]
-    assert [path.name.split(".")[0] for path in desk.glob("out/tiny/*.checkpoint")] == ["n=2-sme"]
+
+    def names(pattern: str) -> list[str]:
+        return [path.name.rsplit("-", 2)[0] for path in desk.glob(f"out/tiny/{pattern}")]
+
+    assert names("trials/*") == ["n=2-ig"]
+    assert len(list(desk.glob("out/tiny/.work/n=2-sme-*/attack-*/search-*"))) == 1
     assert bench(*TINY, "--repeats", "1").code == 0
-    assert not list(desk.glob("out/tiny/*.checkpoint"))
+    assert not (desk / "out/tiny/.work").exists()
     rows = json.loads((desk / "out/tiny/results.json").read_text())["rows"]
     assert [entry["repeats"] for entry in rows] == [1, 1, 0]
 
@@ -241,19 +244,16 @@ def test_an_interrupted_run_goes_on(
 def die(job: str, report: object) -> str:
     if job == "bad":
         signal.raise_signal(signal.SIGKILL)
-    if job == "slow":
-        time.sleep(60)
     return job.upper()
 
 
 def test_a_dying_process_takes_nothing_with_it() -> None:
-    jobs = ["bad", "slow", "good", "better"]
+    jobs = ["bad", "good", "better"]
     with Pool(2, threads=1) as pool:
-        found: dict[str, object] = dict(pool.do(die, jobs, lambda job, share, match: None, limit=2))
+        found: dict[str, object] = dict(pool.do(die, jobs, lambda job, share, match: None))
     assert found["good"] == "GOOD"
     assert found["better"] == "BETTER"
     assert found["bad"] == Lost("its process died, perhaps for want of memory")
-    assert found["slow"] == Lost("gave no sign of life for 2 s")
 
 
 def test_a_process_that_died_while_idle_gets_no_work() -> None:
@@ -332,68 +332,71 @@ def test_the_tables_are_listed(bench: Callable[..., Run]) -> None:
     ("text", "seconds"), [("90s", 90), ("20m", 1200), ("2h", 7200), ("1.5h", 5400)]
 )
 def test_budgets(text: str, seconds: float) -> None:
-    assert schedule.parse_budget(text) == seconds
+    assert parse_budget(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "0m", "20", "m", "-3m", "1d", "nanh"])
 def test_what_is_no_budget(text: str) -> None:
     with pytest.raises(LeakscopeError, match="budget"):
-        schedule.parse_budget(text)
+        parse_budget(text)
 
 
 def test_whole_repeats_fit_a_budget_or_the_cheapest_rows_do() -> None:
     rows = [replace(ROWS[0], attack=attack) for attack in ("dear", "cheap", "fair")]
-    jobs = [Job(each, repeat, Path(), Path()) for repeat in range(5) for each in rows]
-    seconds = {"N=2 dear": 10.0, "N=2 cheap": 1.0, "N=2 fair": 3.0}
+    trials = [
+        Trial(work=MeasureRow(each, n, Path()), spec={}, name="", words=each.attack, repeat=n)
+        for n in range(5)
+        for each in rows
+    ]
+    trials = [replace(each, alike=each.words) for each in trials]
+    costs = {"dear": Cost(10.0, 0), "cheap": Cost(1.0, 0), "fair": Cost(3.0, 0)}
 
-    def fitting(budget: float) -> list[tuple[str, int]]:
-        chosen = schedule.fit(
-            jobs, budget, lambda job: seconds[job.row.name], lambda job: job.repeat
-        )
-        return [(job.row.attack, job.repeat) for job in chosen]
+    def fitting(budget: float) -> list[Trial]:
+        chosen = ordered(trials, costs, budget)
+        return [each for each in trials if each in chosen]
 
     assert len(fitting(1000)) == 15
-    assert [repeat for _, repeat in fitting(30)] == [0, 0, 0, 1, 1, 1]
-    assert fitting(5) == [("cheap", 0), ("fair", 0)]
+    assert [each.repeat for each in fitting(30)] == [0, 0, 0, 1, 1, 1]
+    assert [(each.words, each.repeat) for each in fitting(5)] == [("cheap", 0), ("fair", 0)]
     assert fitting(0.5) == []
 
 
 def test_a_budget_says_what_does_not_fit(
     bench: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "leakscope.bench.run.probe",
-        lambda job, report: estimate.Estimate(0, 1.0 if job.row.attack == "IG" else 50.0),
-    )
+    def costs(job: Job, worker: Worker) -> Cost:
+        return Cost(4.0 if "IG" in job.trial.words else 200.0, 0)
+
+    monkeypatch.setattr("leakscope.execution.sweep.probe", costs)
     done = bench(*TINY, "--budget", "60s")
     assert done.code == 0, done.err
-    assert "1 trials" in done.err
-    assert "do not fit the budget even once: N=2 SME" in done.err
+    assert "1 of 200 trials fit the budget" in done.err
+    assert "1 trial, 1 at a time: about 4 s" in done.err
 
 
-ALL = estimate.ITERATIONS
+MARKS = [((1, 8), (2, 8), (3, 8)), ((0, 5), (1, 5), (0, 8), (1, 8), (2, 8), (3, 8))]
 
 
-@pytest.mark.parametrize("marks", [((1, ALL), (2, ALL), (3, ALL)), ((167, 1000), (333, 1000))])
-def test_what_counts_in_thousandths_takes_no_longer(
+@pytest.mark.parametrize("marks", MARKS, ids=["plain", "after training"])
+def test_what_comes_first_is_not_multiplied(
     marks: tuple[tuple[int, int], ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = itertools.count()  # a second between any two looks at it
-    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
+    """A trial is paused once its first iterations tell what all of them will take."""
+    clock = itertools.count(step=2)  # seconds between any two looks at it
+    monkeypatch.setattr("leakscope.execution.budget.time.perf_counter", lambda: float(next(clock)))
 
-    def work(
-        row: Row, data: Path, repeat: int, on_progress: Progress, checkpoint: Path
-    ) -> dict[str, float]:
-        for done, total in marks:
-            on_progress(done, total, None)
-        return {}
+    class Marked:
+        def do(self, context: Context) -> Done:
+            for done, total in marks:
+                context.step(done, total)
+            for done in range(4, 100):
+                context.step(done, marks[-1][1])
+            raise AssertionError("nobody paused it")
 
-    monkeypatch.setitem(trial.KINDS, "attack", work)
-    job = trial.Job(ROWS[0], 0, tmp_path, tmp_path / "checkpoint")
-    found = estimate.probe(job, lambda *_: None)
-    assert found is not None
-    each = 1.0 if marks[0][1] == ALL else 1000 / 166 / ALL
-    assert found.iteration == pytest.approx(each)
+    marked = Trial(work=Marked(), spec={}, name="marked", words="marked")
+    found = probe(Job(marked, str(tmp_path / "out")), Worker())
+    assert isinstance(found, Cost)
+    assert 8 * 2 <= found.seconds <= 8 * 2 + 2 * len(marks) + 2
 
 
 def test_a_table_without_a_paper_shows_what_came_out(
@@ -444,7 +447,7 @@ def test_a_trained_network_has_not_seen_what_is_attacked(
         return real(model, parts, **settings)
 
     monkeypatch.setattr("leakscope.bench.victim.federate", spy)
-    training = Training(
+    training = Pretraining(
         rounds=1, split=split, shared=split == "one", settings={"lr": 0.1, "batch_size": 8}
     )
     trained = [victim.make(replace(VICTIM, trained=training), desk, r) for r in range(2)]

@@ -59,7 +59,7 @@ def leakscope(
 
     So it does in each process that an audit starts, unless a test asks for them: as on one core.
     """
-    monkeypatch.setattr("leakscope.audit.crew.cores", lambda: 1)
+    monkeypatch.setattr("leakscope.execution.executors.cores", lambda: 1)
 
     def run(command: str) -> Run:
         monkeypatch.chdir(desk)
@@ -104,6 +104,7 @@ def test_audit_ends_with_a_report_and_is_not_done_twice(
         "reconstruction.safetensors": 8,
         "result.json": 10,
         "spec.json": 10,
+        "truth.safetensors": 4,
     }
     times = {path: path.stat().st_mtime_ns for path in found}
     assert leakscope("audit small.yaml --out out").code == 0
@@ -125,11 +126,11 @@ def test_a_killed_audit_goes_on_where_it_was(desk: Path) -> None:
         """Work in the next checkpoint written ``after`` that time, and when it was written."""
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
-            for path in desk.glob("out/.work/agic-000-*/attack.checkpoint"):
+            for path in desk.glob("out/.work/agic-000-*/attack-*/search-*.safetensors"):
                 written = path.stat().st_mtime_ns
                 if written > after:
                     with safe_open(path, framework="pt") as file:
-                        spent = float(json.loads(file.metadata()["loop"])["seconds"])
+                        spent = float(json.loads(file.metadata()["numbers"])["seconds"])
                     if spent >= least:
                         return spent, written
             time.sleep(0.1)
@@ -165,7 +166,7 @@ def test_attack_on_a_captured_update_needs_no_truth(
     found = ls.Reconstruction.load(desk / "found" / "reconstruction.safetensors")
     assert found.images.shape == (3, 1, 12, 12)
     assert (desk / "found" / "report.html").exists()
-    assert not (desk / "found" / "attack.checkpoint").exists()
+    assert not (desk / "found" / ".work").exists()
 
 
 def test_what_the_file_does_not_say_can_be_told(desk: Path, leakscope: Callable[..., Run]) -> None:

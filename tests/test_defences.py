@@ -18,17 +18,17 @@ import leakscope as ls
 from leakscope import LeakscopeError
 from leakscope.attack.problem import Problem
 from leakscope.federated import aggregate, average, federate, sent_bytes
-from leakscope.federated.aggregation import SecureAggregation
-from leakscope.federated.augment import Augment
-from leakscope.federated.compress import Prune, Quantise, TopK
-from leakscope.federated.defence import Defence, Guarantee, defended, moved
 from leakscope.federated.defences import DEFENCES
-from leakscope.federated.dropout import GradientDropout
+from leakscope.federated.defences.aggregation import SecureAggregation
+from leakscope.federated.defences.augment import Augment
+from leakscope.federated.defences.base import Defence, Guarantee, defended, moved
+from leakscope.federated.defences.compress import Prune, Quantise, TopK
+from leakscope.federated.defences.dropout import GradientDropout
+from leakscope.federated.defences.noise import UpdateNoise
+from leakscope.federated.defences.parts import Freeze, LoRA, Withhold, layers
+from leakscope.federated.defences.precode import Precode, VariationalBottleneck
+from leakscope.federated.defences.soteria import Soteria, sensitivity
 from leakscope.federated.local import train_locally
-from leakscope.federated.noise import UpdateNoise
-from leakscope.federated.parts import Freeze, LoRA, Withhold, layers
-from leakscope.federated.precode import Bottleneck, Precode
-from leakscope.federated.soteria import Soteria, sensitivity
 from leakscope.state import State
 from leakscope.update import Protocol, rounded
 from victims import CLIENTS, examples, same_bits, tiny
@@ -547,7 +547,7 @@ def test_the_bottleneck_draws_only_while_a_client_trains() -> None:
     train_locally(
         model, inputs, labels, made_by.protocol, seed=0, defences=[Precode(width=8)], draws=draws()
     )
-    bottleneck = next(m for m in model.modules() if isinstance(m, Bottleneck))
+    bottleneck = next(m for m in model.modules() if isinstance(m, VariationalBottleneck))
     assert bottleneck.draws is None
     assert bottleneck.divergence is None
     weight = movement(update)["3.encoder.weight"]
@@ -557,7 +557,7 @@ def test_the_bottleneck_draws_only_while_a_client_trains() -> None:
 
 
 def test_the_divergence_is_that_of_normal_distributions() -> None:
-    bottleneck = Bottleneck(nn.Linear(6, 5), width=3)
+    bottleneck = VariationalBottleneck(nn.Linear(6, 5), width=3)
     bottleneck.draws = draws()
     features = torch.randn((7, 6), generator=draws(1))
     bottleneck(features)
@@ -578,7 +578,7 @@ def test_precode_learns_and_its_penalty_counts() -> None:
         before = functional.cross_entropy(model(images), labels).item()
         assert after is not None
         model.load_state_dict(after)
-        bottleneck = next(m for m in model.modules() if isinstance(m, Bottleneck))
+        bottleneck = next(m for m in model.modules() if isinstance(m, VariationalBottleneck))
         bottleneck.draws = draws()
         loss = functional.cross_entropy(model(images), labels).item()
         assert bottleneck.divergence is not None

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from leakscope.cli import main
@@ -89,3 +90,29 @@ def test_the_gate_fails_where_images_leaked(leakscope: Callable[..., Said]) -> N
     assert "All 4 configurations leak: with “epochs=1”, all 2 training images could be" in audit.out
     assert "epochs=3: 100% of the images leak" in audit.err
     assert leakscope("report", "audit").code == 0
+
+
+def test_reports_need_neither_data_nor_networks(leakscope: Callable[..., Said]) -> None:
+    """The updates and the originals of these two are gone; of the third all are embedded."""
+    assert leakscope("report", "blind").code == 0
+    page = Path("blind/report.html").read_text(encoding="utf-8")
+    assert "Updates recorded in recorded" in page
+    assert page.count("<img ") == 8
+    measured = leakscope("report", "measured", "--fail-above", "0.5")
+    assert measured.code == 1
+    assert "All 2 configurations leak: with “round-0001”, all 4 training images" in measured.out
+    page = Path("measured/report.html").read_text(encoding="utf-8")
+    assert "PSNR 30.1 dB" in page  # measured then; the originals are not in the folder
+    alone = leakscope("report", "alone")
+    assert alone.code == 3
+    assert "1 of 2 attacks are finished" in alone.err
+
+
+def test_trials_of_a_table_are_found(leakscope: Callable[..., Said]) -> None:
+    np.savez("femnist.npz", images=np.zeros((20, 28, 28), np.uint8), labels=np.arange(20))
+    asked = ("--iterations", "3", "--repeats", "2", "--data", ".", "--out", "bench")
+    found = leakscope("bench", "sme-2", "--rows", "femnist E=10 N=10 [IS]*", *asked)
+    assert found.code == 0
+    for mean in ("16.16", "16.12", "0.1437", "0.1209"):
+        assert mean in found.out
+    assert not list(Path("bench/sme-2").glob("trials/*"))

@@ -11,6 +11,7 @@ from torch import Tensor
 import leakscope as ls
 from leakscope import LeakscopeError, papers
 from leakscope.attack import joint
+from leakscope.attack.attack import RunOptions
 from victims import examples, tiny
 
 
@@ -92,7 +93,7 @@ def test_what_was_finished_is_not_done_again(tmp_path: Path) -> None:
     epochs = [[ls.Client(tiny(), images, labels, epochs=e, lr=0.1).train()] for e in (1, 2)]
     calls: list[int] = []
 
-    def pull_the_plug(done: int, total: int, match: Tensor | None) -> None:
+    def pull_the_plug(done: int, total: int, match: object) -> None:
         calls.append(total)
         if total == 9 and done == 5:
             raise KeyboardInterrupt
@@ -101,7 +102,11 @@ def test_what_was_finished_is_not_done_again(tmp_path: Path) -> None:
     expected = joint.reconstruct(attack, tiny(), epochs, rehearsal=4).found
     with pytest.raises(KeyboardInterrupt):
         joint.reconstruct(
-            attack, tiny(), epochs, rehearsal=4, on_progress=pull_the_plug, keep=tmp_path
+            attack,
+            tiny(),
+            epochs,
+            rehearsal=4,
+            options=RunOptions(on_progress=pull_the_plug, folder=tmp_path),
         )
     calls.clear()
     again = joint.reconstruct(
@@ -109,8 +114,9 @@ def test_what_was_finished_is_not_done_again(tmp_path: Path) -> None:
         tiny(),
         epochs,
         rehearsal=4,
-        on_progress=lambda done, total, match: calls.append(total),
-        keep=tmp_path,
+        options=RunOptions(
+            on_progress=lambda done, total, match: calls.append(total), folder=tmp_path
+        ),
     )
     assert calls == [9] * 4
     assert torch.equal(again.found.images, expected.images)

@@ -10,7 +10,7 @@ from leakscope.attack.lbfgs import LBFGS
 from leakscope.attack.solver import Variable, solve
 
 
-def valley(values: Any, share: Tensor) -> tuple[Tensor, Tensor]:
+def valley(values: Any, share: Tensor, phases: object) -> tuple[Tensor, Tensor]:
     """A curved valley in six dimensions (Rosenbrock)."""
     x = torch.cat([values["images"].flatten(), values["labels"].flatten()])
     loss = (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum() / 100
@@ -26,7 +26,7 @@ def test_lbfgs_is_torchs(memory: int) -> None:
 
     def closure() -> float:
         optimizer.zero_grad()
-        loss = valley(theirs, torch.zeros(()))[0]
+        loss = valley(theirs, torch.zeros(()), ())[0]
         loss.backward()
         return loss.item()
 
@@ -36,7 +36,7 @@ def test_lbfgs_is_torchs(memory: int) -> None:
 
 
 def test_lbfgs_stops_when_there_is_nothing_left_to_do() -> None:
-    def bowl(values: Any, share: Tensor) -> tuple[Tensor, Tensor]:
+    def bowl(values: Any, share: Tensor, phases: object) -> tuple[Tensor, Tensor]:
         loss = ((values["images"] - 3) ** 2).sum()
         return loss, loss
 
@@ -46,7 +46,7 @@ def test_lbfgs_stops_when_there_is_nothing_left_to_do() -> None:
 
 
 def test_a_run_that_diverges_answers_with_the_best_point_it_saw() -> None:
-    def cliff(values: Any, share: Tensor) -> tuple[Tensor, Tensor]:
+    def cliff(values: Any, share: Tensor, phases: object) -> tuple[Tensor, Tensor]:
         """Falls ever faster to the left until there is no number any more."""
         x = values["images"]
         loss = (x.exp() - 5 * x - (-x - 20).relu() ** 40).sum()
@@ -69,19 +69,19 @@ def test_the_answer_of_a_run_that_went_far_astray_is_not_lost_to_rounding() -> N
 
 
 def test_the_match_is_that_of_the_answer_after_projection() -> None:
-    def far(values: Any, share: Tensor) -> tuple[Tensor, Tensor]:
+    def far(values: Any, share: Tensor, phases: object) -> tuple[Tensor, Tensor]:
         loss = ((values["images"] - 3) ** 2).sum() + (values["images"] ** 4).sum() / 50
         return loss, loss
 
     variable = Variable(torch.zeros(4), lr=1.0, project=lambda x: x.clamp(0, 1))
     found = solve(far, {"images": variable}, LBFGS(iterations=5))
     assert found.values["images"].max() <= 1
-    assert found.match == pytest.approx(far(found.values, torch.zeros(()))[0].item())
+    assert found.match == pytest.approx(far(found.values, torch.zeros(()), ())[0].item())
 
 
 def test_tiny_gradients_are_no_reason_to_stop() -> None:
-    def faint(values: Any, share: Tensor) -> tuple[Tensor, Tensor]:
-        loss = 1e-12 * valley(values, share)[0]
+    def faint(values: Any, share: Tensor, phases: object) -> tuple[Tensor, Tensor]:
+        loss = 1e-12 * valley(values, share, phases)[0]
         return loss, loss
 
     start = {"images": torch.tensor([0.5, -0.3, 0.9]), "labels": torch.tensor([0.2])}

@@ -13,11 +13,12 @@ import leakscope as ls
 from leakscope import papers
 from leakscope.attack.labels import Automatic
 from leakscope.attack.problem import Problem
-from leakscope.audit import Scenario, knobs, run, run_settings
-from leakscope.audit.stage import Stage
-from leakscope.federated.compress import TopK
-from leakscope.federated.defence import moved
+from leakscope.audit import Scenario, knobs, run
+from leakscope.audit.setting import Setting, sent
+from leakscope.execution.executors import Cache
 from leakscope.federated.defences import DEFENCES
+from leakscope.federated.defences.base import moved
+from leakscope.federated.defences.compress import TopK
 
 SMALL: dict[str, Any] = {
     "model": {"name": "mlp"},
@@ -150,7 +151,7 @@ def test_knobs_are_turned_one_at_a_time(tmp_path: Path) -> None:
     assert sum("noise" in label for label in labels) == 4
     assert sum("top_k" in label for label in labels) == 3
     assert all(single.utility is not None for _, single in turned)
-    evidence, provenance = run_settings(base, turned[:1] + turned[-1:], tmp_path)
+    evidence, provenance = run(base, tmp_path, settings=turned[:1] + turned[-1:])
     assert [each.label for each in provenance.configurations] == ["none", "top_k keep=0.001"]
     assert len(evidence) == 2
 
@@ -158,9 +159,9 @@ def test_knobs_are_turned_one_at_a_time(tmp_path: Path) -> None:
 def test_noise_knobs_are_sized_by_the_update() -> None:
     base = scenario()
     found = [single for label, single in knobs(base) if "noise" in single.defences[0].label]
-    stage = Stage.of(base)
+    cache, setting = Cache(), Setting.of(base)
     plain, noisy = (
-        stage.sent(stage.victims(stage.network(), protection, 0).clients[0])
+        sent(cache, setting, protection.build(), 0, False).update
         for protection in (base.defences[0], found[1].defences[0])
     )
 

@@ -17,16 +17,16 @@ import leakscope as ls
 from leakscope import LeakscopeError
 from leakscope.attack.problem import Problem
 from leakscope.federated import federate
-from leakscope.federated.accounting import ORDERS, gaussian, sampled_gaussian
-from leakscope.federated.compress import TopK
-from leakscope.federated.defence import Defence
-from leakscope.federated.dp import DPSGD
-from leakscope.federated.dropout import GradientDropout
+from leakscope.federated.defences.accounting import ORDERS, gaussian, sampled_gaussian
+from leakscope.federated.defences.base import Defence
+from leakscope.federated.defences.compress import TopK
+from leakscope.federated.defences.dp import DPSGD
+from leakscope.federated.defences.dropout import GradientDropout
+from leakscope.federated.defences.noise import UpdateNoise
+from leakscope.federated.defences.parts import Freeze, LoRA
+from leakscope.federated.defences.precode import Precode
+from leakscope.federated.defences.soteria import Soteria
 from leakscope.federated.local import Training, make_optimizer, set_mode, train_locally
-from leakscope.federated.noise import UpdateNoise
-from leakscope.federated.parts import Freeze, LoRA
-from leakscope.federated.precode import Precode
-from leakscope.federated.soteria import Soteria
 from leakscope.state import State
 from leakscope.update import Protocol
 from victims import CLIENTS, examples, same_bits, tiny
@@ -298,7 +298,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_importing_opacus_leaves_the_log_alone() -> None:
     # In a fresh interpreter: here it has been imported long since.
     program = (
-        "import logging; from leakscope.federated.accounting import opacus; "
+        "import logging; from leakscope.federated.defences.accounting import opacus; "
         "opacus(); print(logging.root.handlers)"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

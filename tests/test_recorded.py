@@ -13,13 +13,14 @@ import pytest
 
 import leakscope as ls
 from leakscope import report
-from leakscope.audit import read_back, run_recorded
-from leakscope.audit.recorded import Request, _truth
+from leakscope.audit import Folder, RecordedAudit, run_recorded
+from leakscope.audit.recorded import plan_recorded, truth_of
 from leakscope.audit.scenario import AttackPart
-from leakscope.audit.status import rows
 from leakscope.cli import main
 from leakscope.errors import LeakscopeError
-from leakscope.report.listing import as_csv
+from leakscope.execution.executors import Cache
+from leakscope.judge import judge
+from leakscope.report.export import as_csv
 
 SME = AttackPart(name="sme", options={"iterations": 60})
 
@@ -47,7 +48,7 @@ def recorded(tmp_path: Path, photos: ls.data.Dataset) -> Path:
 
 
 def test_with_the_truth_leakage_is_measured(recorded: Path) -> None:
-    request = Request(
+    request = RecordedAudit(
         folder=recorded / "recorded",
         model="cnn-cifar",
         attack=SME.model_copy(update={"options": SME.options | {"iterations": 20}}),
@@ -72,7 +73,9 @@ def test_with_the_truth_leakage_is_measured(recorded: Path) -> None:
 
 
 def test_without_the_truth_two_attempts_are_compared(recorded: Path) -> None:
-    request = Request(folder=recorded / "recorded" / "round-0001", model="cnn-cifar", attack=SME)
+    request = RecordedAudit(
+        folder=recorded / "recorded" / "round-0001", model="cnn-cifar", attack=SME
+    )
     evidence, provenance = run_recorded(request, recorded / "out")
     assert all(run.finding is None and run.truth is None for run in evidence)
     for run in evidence:
@@ -81,19 +84,21 @@ def test_without_the_truth_two_attempts_are_compared(recorded: Path) -> None:
         assert run.replay is not None
         assert run.baseline_replay is not None
         assert run.replay > run.baseline_replay + 0.3
-    again, _ = read_back(recorded / "out")
+    again, _ = Folder(recorded / "out").read()
     assert [run.agreement for run in again] == [run.agreement for run in evidence]
-    page = report.render(evidence, provenance)
+    found = judge(evidence, provenance)
+    page = report.render(found, evidence, provenance)
     assert "Two starts" in page
     assert "Replay score" in page
-    summary = report.summary(evidence, provenance)
-    assert summary.level == "not measured"
-    assert "Training on what was found leads to the same update by" in summary.detail
+    assert found.level == "not measured"
+    assert "Training on what was found leads to the same update by" in found.detail
 
 
 def test_the_truth_changes_nothing_about_the_attack(recorded: Path) -> None:
     short = SME.model_copy(update={"options": SME.options | {"iterations": 10}})
-    plain = Request(folder=recorded / "recorded" / "round-0001", model="cnn-cifar", attack=short)
+    plain = RecordedAudit(
+        folder=recorded / "recorded" / "round-0001", model="cnn-cifar", attack=short
+    )
     told = plain.model_copy(update={"truth": recorded / "truth", "distractors": "photos"})
     blind, _ = run_recorded(plain, recorded / "blind")
     measured, _ = run_recorded(told, recorded / "measured")
@@ -114,8 +119,8 @@ def test_the_command_line(
         main()
     assert end.value.code == 0
     assert "report: " in capsys.readouterr().out
-    entries = [json.loads(line) for line in (recorded / "out/plan.jsonl").read_text().splitlines()]
-    assert Path(entries[0]["file"]).name == "client-0.safetensors"
+    plan = json.loads((recorded / "out/plan.json").read_text())
+    assert [each["client"] for each in plan["attacks"]] == [0, 1, 0, 1]
     assert (recorded / "out" / "results.csv").read_text().count("\nround-0002,") == 6
 
 
@@ -192,7 +197,7 @@ def test_mistakes_end_in_one_clear_line(
 def test_line_ups_need_somebody_else(recorded: Path) -> None:
     for file in [*recorded.glob("recorded/*/client-1.*"), recorded / "truth" / "client-1.npz"]:
         file.unlink()
-    request = Request(
+    request = RecordedAudit(
         folder=recorded / "recorded", model="cnn-cifar", attack=SME, truth=recorded / "truth"
     )
     with pytest.raises(LeakscopeError, match="--distractors"):
@@ -204,34 +209,34 @@ def test_without_the_truth_trials_are_listed_all_the_same(
 ) -> None:
     monkeypatch.chdir(recorded)
     short = SME.model_copy(update={"options": SME.options | {"iterations": 3}})
-    request = Request(folder=Path("recorded/round-0001"), model="cnn-cifar", attack=short)
+    request = RecordedAudit(folder=Path("recorded/round-0001"), model="cnn-cifar", attack=short)
     run_recorded(request, recorded / "out")
-    listed = list(rows(recorded / "out"))
+    listed = list(Folder(recorded / "out").rows())
     assert [row["client"] for row in listed] == [0, 1]
     assert all(row["psnr"] is None and row["seconds"] > 0 for row in listed)
     assert as_csv(listed).count("\n") == 3
     monkeypatch.chdir(recorded / "truth")  # a report may be written from anywhere
-    assert len(read_back(recorded / "out")[0]) == 2
+    assert len(Folder(recorded / "out").read()[0]) == 2
     for trial in (recorded / "out" / "trials").iterdir():
         shutil.rmtree(trial)
     with pytest.raises(LeakscopeError, match="no attack is finished yet"):
-        read_back(recorded / "out")
+        Folder(recorded / "out").read()
 
 
 def test_nobody_stands_in_the_line_up_twice(recorded: Path, photos: ls.data.Dataset) -> None:
-    request = Request(
+    request = RecordedAudit(
         folder=recorded / "recorded",
         model="cnn-cifar",
         attack=SME,
         truth=recorded / "truth",
         distractors="photos",
     )
-    had, others = _truth(request, recorded / "truth" / "client-0.npz")
+    had, others = truth_of(Cache(), request, recorded / "truth" / "client-0.npz")
     assert len(others) == len(ls.data.load("photos", size=32)) - len(had)
     near = (others.images[:, None] - had.images).abs().amax((2, 3, 4))
     assert near.min() > 2 / 255
     alone = request.model_copy(update={"distractors": None})
-    assert len(_truth(alone, recorded / "truth" / "client-0.npz")[1]) == 3
+    assert len(truth_of(Cache(), alone, recorded / "truth" / "client-0.npz")[1]) == 3
     grey = request.model_copy(update={"distractors": "faces"})
     with pytest.raises(LeakscopeError, match="--distractors: images of shape"):
-        grey.records()
+        plan_recorded(grey, Cache())

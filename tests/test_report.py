@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from leakscope import data
+from leakscope import data, report
 from leakscope.attack.reconstruction import Reconstruction
-from leakscope.audit.evidence import Evidence, Provenance, Truth
 from leakscope.errors import LeakscopeError
+from leakscope.judge import ConfigurationResult, Evidence, Provenance, Truth, judge, strongest_first
 from leakscope.measure import Finding, Scores, interval, measure
-from leakscope.report import render, verdict, write
 from leakscope.report.gallery import SHOWN, exhibits, picture
-from leakscope.report.grouping import strongest_first
 from leakscope.update import Protocol
 
 ATTACK = "<script>window.injected = true</script>"
@@ -88,6 +86,16 @@ def sample(
         finding = measure(found, baseline, images, labels, images.flip(-1), labels)
     known = Truth(images, labels) if truth else None
     return Evidence(attack, client, PROTOCOL, "weights", found, known, finding)
+
+
+def render(evidence: list[Evidence], provenance: Provenance) -> str:
+    return report.render(judge(evidence, provenance), evidence, provenance)
+
+
+def verdict(evidence: list[Evidence]) -> ConfigurationResult:
+    """Of the only configuration."""
+    (only,) = judge(evidence, PROVENANCE).configurations
+    return only
 
 
 def two_attacks() -> list[Evidence]:
@@ -211,7 +219,7 @@ def test_mean_psnr_breaks_ties() -> None:
     assert weak.finding is not None
     assert strong.finding is not None
     assert sum(weak.finding.scores.recognised) == sum(strong.finding.scores.recognised) == 0
-    assert [attack.name for attack in strongest_first([weak, strong])] == ["sme", "ig"]
+    assert [attack.attack for attack in strongest_first([weak, strong])] == ["sme", "ig"]
 
 
 def test_failure_names_the_effort_and_never_says_safe() -> None:
@@ -280,7 +288,7 @@ def test_recovered_labels_come_with_their_accuracy() -> None:
 
 def test_every_image_is_beside_its_original_sorted_by_leakage() -> None:
     runs = [sample("sme", client) for client in (0, 1)]
-    shown = exhibits(strongest_first(runs)[0], PROVENANCE.class_names)
+    shown = exhibits(runs, PROVENANCE.class_names)
     leakage = [exhibit.score.psnr for exhibit in shown if exhibit.score]
     assert len(leakage) == 8
     assert leakage == sorted(leakage, reverse=True)
@@ -427,11 +435,13 @@ def test_write_replaces_whole_files(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     path.write_text("old")
     run = sample(count=1)
-    write([run], PROVENANCE, path)
+    report.write(judge([run], PROVENANCE), [run], PROVENANCE, path)
     assert path.read_text(encoding="utf-8") == render([run], PROVENANCE)
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_write_says_where_it_cannot(tmp_path: Path) -> None:
+    run = sample(count=1)
+    results = judge([run], PROVENANCE)
     with pytest.raises(LeakscopeError, match=r"cannot write .*nowhere"):
-        write([sample(count=1)], PROVENANCE, tmp_path / "nowhere" / "report.html")
+        report.write(results, [run], PROVENANCE, tmp_path / "nowhere" / "report.html")

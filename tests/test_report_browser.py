@@ -17,7 +17,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from leakscope import data
-from leakscope.audit.evidence import Evidence, Provenance
+from leakscope.judge import Evidence, Provenance, judge
 from leakscope.report import write
 from test_report import ATTACK, PROVENANCE, sample, scored, two_attacks
 from test_report_matrix import configured, pictured, provenance, row, utility
@@ -60,7 +60,7 @@ def open_report(browser: Browser, tmp_path: Path) -> Iterator[Open]:
         width: int = 1280,
         scheme: Literal["light", "dark"] = "light",
     ) -> Page:
-        write(evidence, provenance, path)
+        write(judge(evidence, provenance), evidence, provenance, path)
         page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
         page.on("request", lambda request: requests.append(request.url))
         page.on("console", lambda message: complaints.append(message.text))

@@ -9,17 +9,24 @@ from typing import Any
 import pytest
 import torch
 
-from leakscope.audit.evidence import Configuration, Evidence, Provenance, Utility
 from leakscope.errors import LeakscopeError
-from leakscope.federated.defence import Guarantee
-from leakscope.report import render, summary, verdict
-from leakscope.report.advice import IGNORED
-from leakscope.report.costs import learns, promise, size
-from leakscope.report.frontier import Box, Point, placed, unbeaten
+from leakscope.federated.defences.base import Guarantee
+from leakscope.judge import (
+    IGNORED,
+    Configuration,
+    Evidence,
+    Provenance,
+    Results,
+    Utility,
+    judge,
+    strongest_first,
+)
+from leakscope.judge.evidence import grouped
+from leakscope.judge.words import learns, promise, size
+from leakscope.report.facts import attack_methods, defence_methods
+from leakscope.report.frontier import Point, Rectangle, placed, unbeaten
 from leakscope.report.gallery import exhibits
-from leakscope.report.grouping import grouped, strongest_first
-from leakscope.report.methods import attack_methods, defence_methods
-from test_report import ATTACK, PROVENANCE, picked_out, sample, scored, text_of
+from test_report import ATTACK, PROVENANCE, picked_out, render, sample, scored, text_of, verdict
 
 
 def utility(*accuracy: float, chance: float = 0.125, test_images: int = 200) -> Utility:
@@ -35,6 +42,10 @@ def utility(*accuracy: float, chance: float = 0.125, test_images: int = 200) -> 
 
 def row(defence: str, **fields: Any) -> Configuration:
     return Configuration(defence=defence, bytes_sent=6_000_000, rounds=10, **fields)
+
+
+def recommended(found: Results) -> str | None:
+    return None if found.recommended is None else found.recommended.label
 
 
 def configured(run: Evidence, label: str) -> Evidence:
@@ -92,7 +103,7 @@ def advice(**held: Configuration) -> str:
     """What is advised if all of ``held`` hold and an undefended 60% leaks."""
     rows = [row("none", utility=utility(0.6)), *held.values()]
     runs = [configured(scored(0 if n else 9, 10), each.label) for n, each in enumerate(rows)]
-    return summary(runs, provenance(*rows)).advice
+    return judge(runs, provenance(*rows)).advice
 
 
 # The first screen
@@ -100,7 +111,7 @@ def advice(**held: Configuration) -> str:
 
 def test_one_configuration_is_judged_as_ever() -> None:
     runs = [scored(7, 10), scored(1, 10, attack="ig")]
-    found, alone = summary(runs, PROVENANCE), verdict(runs)
+    found, alone = judge(runs, PROVENANCE), verdict(runs)
     assert (found.level, found.sentence, found.detail) == (
         alone.level,
         alone.sentence,
@@ -110,21 +121,21 @@ def test_one_configuration_is_judged_as_ever() -> None:
 
 
 def test_every_configuration_is_judged_by_the_same_rule() -> None:
-    found = summary(*audit())
-    assert [each.verdict.level for each in found.judged] == [
+    found = judge(*audit())
+    assert [each.level for each in found.configurations] == [
         *("leaks", "could not break it", "could not break it"),
     ]
     assert found.level == "leaks"
-    assert found.worst.group.configuration.label == "none"
+    assert found.worst.label == "none"
 
 
 def test_the_sentence_counts_configurations_and_images() -> None:
-    assert summary(*audit()).sentence == (
+    assert judge(*audit()).sentence == (
         "1 of 3 configurations leaks: with no defence, 9 of 10 training images could be read out "
         "of this update and recognised."
     )
     runs = [configured(scored(n, 4), label) for label, n in (("none", 1), ("lora", 3))]
-    both = summary(runs, provenance(row("none"), row("lora")))
+    both = judge(runs, provenance(row("none"), row("lora")))
     assert both.sentence.startswith("All 2 configurations leak: with “lora”, 3 of 4 training")
     assert both.level == "leaks"
 
@@ -138,7 +149,7 @@ def test_what_could_not_be_measured_is_not_counted_as_unbroken() -> None:
             configured(scored(n, 4), label)
             for label, n in zip(("none", "lora"), hits, strict=False)
         ]
-        return summary([*known, unknown], rows).sentence
+        return judge([*known, unknown], rows).sentence
 
     assert sentence(0, 0) == (
         "No attack tried here could break any of the 2 configurations that could be measured."
@@ -149,12 +160,12 @@ def test_what_could_not_be_measured_is_not_counted_as_unbroken() -> None:
 
 
 def test_details_set_the_baseline_beside_the_strongest_attack() -> None:
-    assert "no defence 9 of 10 (1)" in summary(*audit()).detail
+    assert "no defence 9 of 10 (1)" in judge(*audit()).detail
 
 
 def test_line_ups_are_counted_where_pictures_are_poor() -> None:
     runs = [configured(picked_out(8, 10, 1), "none"), configured(scored(0, 10), "lora")]
-    found = summary(runs, provenance(row("none"), row("lora")))
+    found = judge(runs, provenance(row("none"), row("lora")))
     assert found.level == "leaks in part"
     assert "8 of 10 picked out (1)" in found.detail
 
@@ -162,13 +173,13 @@ def test_line_ups_are_counted_where_pictures_are_poor() -> None:
 def test_many_leaks_are_not_all_named_first() -> None:
     rows = [row(f"d{number}") for number in range(8)]
     runs = [configured(scored(9, 10), each.label) for each in rows]
-    found = summary(runs, provenance(*rows))
+    found = judge(runs, provenance(*rows))
     assert found.sentence.startswith("All 8 configurations leak")
     assert "and 3 more below" in found.detail
 
 
 def test_assumptions_name_the_attacker_the_labels_and_the_effort() -> None:
-    said = summary(*audit()).assumptions
+    said = judge(*audit()).assumptions
     assert "server" in said
     assert "labels of the images were given to sme, ig" in said
     assert "each with 300 iterations: sme, ig" in said
@@ -176,7 +187,7 @@ def test_assumptions_name_the_attacker_the_labels_and_the_effort() -> None:
 
 def test_nothing_broken_is_never_called_safe() -> None:
     runs = [configured(scored(0, 10), label) for label in ("none", "lora")]
-    found = summary(runs, provenance(row("none", utility=utility(0.6)), row("lora")))
+    found = judge(runs, provenance(row("none", utility=utility(0.6)), row("lora")))
     assert found.level == "could not break it"
     assert found.sentence == "No attack tried here could break any of the 2 configurations."
     assert "no proof" in found.detail
@@ -186,13 +197,13 @@ def test_nothing_broken_is_never_called_safe() -> None:
 
 def test_evidence_of_an_unknown_configuration_is_refused() -> None:
     with pytest.raises(LeakscopeError, match=r"configuration 'lora', but .* only 'none'"):
-        summary([configured(scored(1, 2), "lora")], PROVENANCE)
+        judge([configured(scored(1, 2), "lora")], PROVENANCE)
 
 
 def test_configurations_keep_their_order_and_empty_ones_are_left_out() -> None:
     runs = [configured(scored(1, 2), label) for label in ("b", "a")]
     groups = grouped(runs, provenance(row("a"), row("c"), row("b")))
-    assert [group.configuration.label for group in groups] == ["a", "b"]
+    assert [configuration.label for configuration, _ in groups] == ["a", "b"]
 
 
 # What to do
@@ -213,19 +224,19 @@ def test_the_most_accurate_that_held_is_advised_with_its_price() -> None:
 def test_a_leaking_configuration_is_never_advised() -> None:
     rows = [row("none", utility=utility(0.9)), row("lora", utility=utility(0.5))]
     runs = [configured(scored(count, 10), r.label) for count, r in zip((1, 0), rows, strict=True)]
-    found = summary(runs, provenance(*rows))
-    assert found.recommended == "lora"
+    found = judge(runs, provenance(*rows))
+    assert recommended(found) == "lora"
     assert "alone of all tried here held" in found.advice
 
 
 def test_a_defence_that_attacks_ignore_is_marked_and_one_they_know_advised() -> None:
-    found = summary(*audit())
-    assert found.recommended == "top_k"
+    found = judge(*audit())
+    assert recommended(found) == "top_k"
     assert f"(“soteria” held with 55%, but was {IGNORED}.)" in found.advice
     untried = advice(only=row("augment", utility=utility(0.5), ignored=("augment",)))
     assert f"But it was {IGNORED}." in untried
     alone = provenance(row("soteria", ignored=("soteria",)))
-    assert IGNORED in summary([configured(scored(0, 4), "soteria")], alone).detail
+    assert IGNORED in judge([configured(scored(0, 4), "soteria")], alone).detail
 
 
 def test_protection_that_stops_learning_is_no_bargain() -> None:
@@ -237,7 +248,7 @@ def test_protection_that_stops_learning_is_no_bargain() -> None:
 def test_a_training_in_which_nothing_learns_compares_nothing() -> None:
     rows = [row("none", utility=utility(0.14)), row("dp", utility=utility(0.13))]
     runs = [configured(scored(count, 10), r.label) for count, r in zip((9, 0), rows, strict=True)]
-    assert "train for more rounds" in summary(runs, provenance(*rows)).advice
+    assert "train for more rounds" in judge(runs, provenance(*rows)).advice
 
 
 def test_without_accuracy_the_choice_is_left_open() -> None:
@@ -250,9 +261,9 @@ def test_without_accuracy_the_choice_is_left_open() -> None:
 def test_if_nothing_held_the_least_leak_is_named() -> None:
     rows = [row("none", utility=utility(0.6)), row("lora", utility=utility(0.5))]
     runs = [configured(scored(count, 10), r.label) for count, r in zip((9, 6), rows, strict=True)]
-    found = summary(runs, provenance(*rows))
+    found = judge(runs, provenance(*rows))
     assert found.advice.startswith("Nothing tried here is enough. “lora” leaked least (6 of 10")
-    assert found.recommended is None
+    assert recommended(found) is None
 
 
 def test_each_setting_is_set_against_its_own_undefended_clients() -> None:
@@ -265,7 +276,7 @@ def test_each_setting_is_set_against_its_own_undefended_clients() -> None:
     ]
     counts = (9, 0, 9, 0)
     runs = [configured(scored(n, 10), r.label) for n, r in zip(counts, rows, strict=True)]
-    text = summary(runs, provenance(*rows)).advice
+    text = judge(runs, provenance(*rows)).advice
     assert text.startswith("Use “epochs=9; lora”")
     assert "Accuracy 60% (with “epochs=9” 80%)" in text
 
@@ -283,8 +294,13 @@ def test_sizes(count: int, text: str) -> None:
 
 def test_an_infinite_epsilon_promises_nothing() -> None:
     inf = float("inf")
-    assert promise(row("dp", guarantee=Guarantee(inf, inf, 1e-5))) == ""
-    assert "whole client" in promise(row("noise", guarantee=Guarantee(2.0, 1.5, 1e-5, "client")))
+
+    def promised(guarantee: Guarantee) -> str:
+        rows = provenance(row("dp", guarantee=guarantee))
+        return promise(judge([configured(scored(1, 2), "dp")], rows).configurations[0])
+
+    assert promised(Guarantee(inf, inf, 1e-5)) == ""
+    assert "whole client" in promised(Guarantee(2.0, 1.5, 1e-5, "client"))
 
 
 def test_learning_is_told_from_chance_by_the_number_of_test_images() -> None:
@@ -308,13 +324,13 @@ def test_unbeaten_points_are_joined_from_low_to_high_leakage() -> None:
 
 
 def test_labels_of_ten_points_in_one_place_do_not_overlap() -> None:
-    frame = Box(0, 0, 600, 300)
+    frame = Rectangle(0, 0, 600, 300)
     crowds = [
         [(590.0, 150.0, 200.0)] * 5 + [(5.0, 150.0, 200.0)] * 5,
         [(300.0, 20.0 + n, 180.0) for n in range(10)],
     ]
     for crowd in crowds:
-        taken = [Box(x - 6, y - 6, x + 6, y + 6) for x, y, _ in crowd]
+        taken = [Rectangle(x - 6, y - 6, x + 6, y + 6) for x, y, _ in crowd]
         boxes = placed(crowd, taken, frame)
         for number, box in enumerate(boxes):
             others = [*boxes[:number], *boxes[number + 1 :], *taken]
@@ -324,7 +340,7 @@ def test_labels_of_ten_points_in_one_place_do_not_overlap() -> None:
 
 
 def test_a_label_wider_than_the_chart_is_placed_all_the_same() -> None:
-    assert len(placed([(5.0, 5.0, 900.0)], [], Box(0, 0, 600, 300))) == 1
+    assert len(placed([(5.0, 5.0, 900.0)], [], Rectangle(0, 0, 600, 300))) == 1
 
 
 # The page
@@ -344,7 +360,7 @@ def test_the_matrix_follows_the_first_screen(page: str) -> None:
 
 def test_first_screen_says_what_leaks_what_is_assumed_and_what_to_do(page: str) -> None:
     text = text_of(page[page.index('id="verdict"') : page.index('id="matrix"')])
-    found = summary(*pictured())
+    found = judge(*pictured())
     for part in (found.sentence, found.detail, found.assumptions, found.advice):
         assert " ".join(part.split()) in text
     assert "Use “top_k”: it alone of those attacks know held" in found.advice
@@ -390,9 +406,9 @@ def test_an_attack_that_was_not_tried_leaves_its_cell_blank() -> None:
 
 def test_every_configuration_has_its_verdict(page: str) -> None:
     text = text_of(page[page.index('id="verdicts"') : page.index('id="reading"')])
-    for each in summary(*pictured()).judged:
-        assert f"{each.group.name} {each.verdict.level}" in text
-        assert " ".join(each.verdict.detail.split()) in text
+    for each in judge(*pictured()).configurations:
+        assert f"{each.name} {each.level}" in text
+        assert " ".join(each.detail.split()) in text
     assert f"The defence soteria was {IGNORED}." in text
 
 
@@ -428,7 +444,9 @@ def test_first_screen_shows_the_leak_and_the_same_image_protected(page: str) -> 
     runs, _ = pictured()
     for uri, label in ((leak, "none"), (kept, "soteria")):
         own = [run for run in runs if run.configuration == label]
-        shown = exhibits(strongest_first(own)[0], PROVENANCE.class_names)
+        strongest = strongest_first(own)[0].attack
+        own = [run for run in own if run.attack == strongest]
+        shown = exhibits(own, PROVENANCE.class_names)
         (exhibit,) = [each for each in shown if each.found.uri == uri]
         assert exhibit.original is not None
         assert f'<symbol id="{name}"' in page

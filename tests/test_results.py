@@ -16,13 +16,12 @@ import pytest
 from pydantic import BaseModel
 from rich.console import Console
 
-from leakscope.audit.evidence import Evidence, Provenance
 from leakscope.errors import LeakscopeError
-from leakscope.federated.defence import Guarantee
-from leakscope.measure import Interval, share
-from leakscope.report import Results, compare, leakage, show_comparison, summary, write_results
-from leakscope.report.results import COLUMNS
-from leakscope.report.shares import difference, excess
+from leakscope.federated.defences.base import Guarantee
+from leakscope.judge import Evidence, Provenance, Results, judge
+from leakscope.measure import Interval, difference, excess, share
+from leakscope.report import compare, show_comparison, write_results
+from leakscope.report.export import PER_IMAGE, table
 from test_report import PROVENANCE, sample, scored
 from test_report_matrix import audit, configured, row, utility
 
@@ -30,12 +29,17 @@ PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 
 
 def results(*evidence: Evidence, provenance: Provenance = PROVENANCE) -> Results:
-    return Results.of(evidence, provenance)
+    return judge(evidence, provenance)
+
+
+def leakage(found: Results) -> list[tuple[str, float]]:
+    """What leaked of each configuration, if anything could be measured."""
+    return [(each.label, each.leak.share) for each in found.measured if each.leak is not None]
 
 
 @pytest.fixture(scope="module")
 def matrix() -> Results:
-    return Results.of(*audit())
+    return judge(*audit())
 
 
 # Shares
@@ -60,22 +64,14 @@ def test_excess_stays_inside_what_is_possible(hits: int, baseline: int) -> None:
 
 
 def test_json_comes_back_as_it_went(matrix: Results, tmp_path: Path) -> None:
-    evidence, provenance = audit()
-    written = write_results(evidence, provenance, tmp_path)
-    assert written == matrix
+    write_results(matrix, tmp_path)
     assert Results.load(tmp_path) == matrix
     assert Results.load(tmp_path / "results.json") == matrix
     assert sorted(path.name for path in tmp_path.iterdir()) == ["results.csv", "results.json"]
 
 
-def test_results_say_what_the_report_says(matrix: Results) -> None:
-    evidence, provenance = audit()
-    found = summary(evidence, provenance)
-    assert (matrix.sentence, matrix.advice) == (found.sentence, found.advice)
-    assert [each.level for each in matrix.configurations] == [
-        each.verdict.level for each in found.judged
-    ]
-    assert [each.label for each in matrix.configurations if each.recommended] == [found.recommended]
+def test_results_hold_the_counts_with_their_intervals(matrix: Results) -> None:
+    evidence, _ = audit()
     first = matrix.configurations[0].attacks[0]
     assert first.attack == "sme"
     assert first.recognised is not None
@@ -88,10 +84,10 @@ def test_results_say_what_the_report_says(matrix: Results) -> None:
 
 def test_csv_has_a_row_per_image(tmp_path: Path) -> None:
     runs = [sample("sme", client) for client in (0, 1)]
-    write_results(runs, PROVENANCE, tmp_path)
+    write_results(judge(runs, PROVENANCE), tmp_path)
     text = (tmp_path / "results.csv").read_text(encoding="utf-8")
     rows = list(csv.DictReader(io.StringIO(text)))
-    assert tuple(rows[0]) == COLUMNS
+    assert tuple(rows[0]) == PER_IMAGE
     assert len(rows) == 8
     finding = runs[1].finding
     assert finding is not None
@@ -114,8 +110,6 @@ def test_csv_has_lpips_where_it_was_measured() -> None:
 
 
 def _table(*evidence: Evidence) -> str:
-    from leakscope.report.results import table
-
     return table(results(*evidence))
 
 
@@ -142,7 +136,7 @@ def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
     odd = replace(run, found=replace(run.found, history={"loss": match, "match": match}))
     endless = row("noise", guarantee=Guarantee(math.inf, math.inf, 1e-5))
     provenance = replace(PROVENANCE, configurations=(endless,))
-    write_results([configured(odd, "noise")], provenance, tmp_path)
+    write_results(judge([configured(odd, "noise")], provenance), tmp_path)
     found = Results.load(tmp_path).configurations[0]
     assert found.attacks[0].clients[0].match is None
     assert found.guarantee is not None
@@ -150,8 +144,11 @@ def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
 
 
 def test_leakage_is_that_of_the_strongest_attack_beyond_its_baseline(matrix: Results) -> None:
-    assert leakage(matrix) == [("none", pytest.approx(0.8)), ("top_k", 0.0), ("soteria", 0.0)]
-    assert leakage(results(scored(1, 10, 3))) == [("none", 0.0)]
+    assert leakage(matrix) == [("none", pytest.approx(0.8)), ("top_k", 0.0), ("soteria", -0.1)]
+    assert results(scored(1, 10, 3)).above(0.0) == []
+    ((label, leaked),) = matrix.above(0.5)
+    assert label == "none"
+    assert leaked == pytest.approx(0.8)
 
 
 def test_what_is_picked_out_of_line_ups_leaks_too() -> None:
@@ -172,7 +169,7 @@ def test_what_is_picked_out_of_line_ups_leaks_too() -> None:
 def broken(path: Path, *change: Any) -> None:
     """``results.json`` with another value at the end of a path of keys."""
     *keys, last, value = change
-    content = json.loads(Results.of(*audit()).model_dump_json())
+    content = json.loads(judge(*audit()).model_dump_json())
     place = content
     for key in keys:
         place = place[key]
@@ -225,7 +222,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(LeakscopeError, match=r"cannot read .*results\.json"):
         Results.load(tmp_path)
     with pytest.raises(LeakscopeError, match=r"cannot write .*results\.json"):
-        write_results([scored(1, 2)], PROVENANCE, tmp_path / "nowhere")
+        write_results(results(scored(1, 2)), tmp_path / "nowhere")
 
 
 # The documentation
@@ -250,7 +247,7 @@ def test_every_field_and_column_is_documented() -> None:
     text = PAGE.read_text(encoding="utf-8")
     fields = {name for model in models(Results) for name in model.model_fields}
     assert {"prv", "test_images", "label_accuracy", "hits", "labels_known"} <= fields
-    for name in fields | set(COLUMNS):
+    for name in fields | set(PER_IMAGE):
         assert re.search(rf"`\"?{name}\"?`|\"{name}\"", text), name
 
 
@@ -325,7 +322,7 @@ def shown(before: Results, after: Results, width: int = 160) -> str:
 
 def test_the_table_says_everything(matrix: Results) -> None:
     evidence, provenance = audit(leaking=1)
-    text = shown(matrix, Results.of(evidence, provenance))
+    text = shown(matrix, judge(evidence, provenance))
     line = next(each for each in text.splitlines() if "none" in each and "sme" in each)
     for part in ("80%→0%", "-80 [", "60%→60%", "17.9", "fell"):
         assert part in line
@@ -359,5 +356,6 @@ def test_rows_without_accuracy_have_no_column_for_it() -> None:
 
 def test_intervals_are_kept() -> None:
     (attack,) = results(scored(3, 10)).configurations[0].attacks
-    assert attack.interval == excess(3, 0, 10)
-    assert isinstance(attack.interval, Interval)
+    assert attack.leak is not None
+    assert attack.leak.interval == excess(3, 0, 10)
+    assert isinstance(attack.leak.interval, Interval)

@@ -15,9 +15,9 @@ from leakscope import papers
 from leakscope.attack.distance import Cosine
 from leakscope.attack.problem import Problem
 from leakscope.attack.replay import replay
-from leakscope.attack.retrace import Retrace, quadrature
+from leakscope.attack.retrace import END, Retrace, quadrature
 from leakscope.attack.simulation import Simulation, coarse
-from leakscope.attack.solver import Moment
+from leakscope.attack.solver import Moment, Phase
 from leakscope.attack.trajectory import Line
 from victims import CLIENTS, examples, tiny, tiny_update
 
@@ -28,6 +28,24 @@ DUE = Retrace().every // 3
 def at(iteration: int) -> Moment:
     """When so many iterations are done, and time is not short."""
     return Moment(iteration, range(iteration, iteration + 1))
+
+
+def begun(retrace: Retrace, problem: Problem, x: Tensor, y: Tensor, now: Moment) -> Phase:
+    """The phase that begins then."""
+    phase = retrace.refresh(problem, x, y, Phase(), now)
+    assert phase is not None
+    return phase
+
+
+def predicted_by(
+    retrace: Retrace, problem: Problem, x: Tensor, y: Tensor, phase: Phase
+) -> dict[str, Tensor]:
+    return retrace.during(phase.names[0]).predict(problem, x, y, phase.constants)
+
+
+def ended(retrace: Retrace, phase: Phase | None) -> bool:
+    """Whether the path is differentiated through then, which cannot be compiled."""
+    return phase is not None and not retrace.during(phase.names[0]).traceable
 
 
 @pytest.mark.parametrize("name", CLIENTS)
@@ -41,8 +59,8 @@ def test_on_the_true_data_a_node_per_step_predicts_the_update(name: str) -> None
     update = ls.Client(model, images, labels, epochs=5, **CLIENTS[name]).train()
     problem = Problem.of(model, update, None)
     retrace = Retrace(nodes=5, damping=0.0)
-    theta = retrace.refresh(problem, images, labels, {}, at(DUE))
-    predicted = retrace.predict(problem, images, labels, theta)
+    phase = begun(retrace, problem, images, labels, at(DUE))
+    predicted = predicted_by(retrace, problem, images, labels, phase)
     for key, moved in problem.observed.items():
         expected = moved / (5 * CLIENTS[name]["lr"])
         torch.testing.assert_close(predicted[key], expected, rtol=1e-5, atol=1e-7)
@@ -57,9 +75,9 @@ def test_three_nodes_come_close(name: str) -> None:
     gaps = []
     for nodes in (1, 3):
         retrace = Retrace(nodes=nodes, damping=1e-2)  # the default is for the search, not exact
-        theta = retrace.refresh(problem, images, labels, {}, at(DUE))
+        phase = begun(retrace, problem, images, labels, at(DUE))
         compare = papers.retrace().distance.against(problem)
-        gaps.append(compare(retrace.predict(problem, images, labels, theta)).item())
+        gaps.append(compare(predicted_by(retrace, problem, images, labels, phase)).item())
     assert gaps[1] < gaps[0]
     assert gaps[1] < 0.02
 
@@ -92,13 +110,13 @@ def test_in_the_end_the_true_data_predict_the_update(name: str) -> None:
     update = ls.Client(model, images, labels, epochs=30, **settings).train()
     problem = Problem.of(model, update, None)
     retrace = Retrace(unroll=7, strides=8)
-    theta = retrace.refresh(problem, images, labels, {}, at(7))
-    predicted = retrace.predict(problem, images, labels, theta)
+    phase = begun(retrace, problem, images, labels, at(7))
+    predicted = predicted_by(retrace, problem, images, labels, phase)
     for key, moved in problem.observed.items():
         expected = moved / (30 * settings["lr"])
         torch.testing.assert_close(predicted[key], expected, rtol=1e-6, atol=1e-8)
     other = images.flip(0)
-    change = retrace.predict(problem, other, labels, theta)
+    change = predicted_by(retrace, problem, other, labels, phase)
     for key, long in coarse(problem, other, labels, 8).items():
         missed = predicted[key] - coarse(problem, images, labels, 8)[key]
         torch.testing.assert_close(change[key], long + missed)
@@ -112,11 +130,11 @@ def test_the_end_is_differentiated_through() -> None:
     x = images + 0.1 * torch.randn(images.shape, generator=torch.Generator().manual_seed(2))
     compare = Cosine().against(problem)
     retrace = Retrace(unroll=DUE + 1)
-    fixed, unrolled = (retrace.refresh(problem, x, labels, {}, at(DUE + i)) for i in (0, 1))
+    fixed, unrolled = (begun(retrace, problem, x, labels, at(DUE + i)) for i in (0, 1))
     truth = grad(lambda x: compare(Simulation().predict(problem, x, labels, {})))(x)
     found = [
-        grad(lambda x, theta=theta: compare(retrace.predict(problem, x, labels, theta)))(x)
-        for theta in (fixed, unrolled)
+        grad(lambda x, phase=phase: compare(predicted_by(retrace, problem, x, labels, phase)))(x)
+        for phase in (fixed, unrolled)
     ]
     near = [torch.cosine_similarity(each.flatten(), truth.flatten(), 0).item() for each in found]
     print(near)
@@ -138,21 +156,22 @@ def test_the_nodes_share_all_steps(nodes: int, steps: int) -> None:
 def test_replays_come_at_their_interval() -> None:
     problem = Problem.of(tiny(), tiny_update(), None)
     images, labels = examples()
-    due = [bool(Retrace(every=4).refresh(problem, images, labels, {}, at(i))) for i in range(6)]
-    assert due == [True, True, False, False, False, True]
+    retrace = Retrace(every=4)
+    found = [retrace.refresh(problem, images, labels, Phase(), at(i)) for i in range(6)]
+    assert [each is not None for each in found] == [True, True, False, False, False, True]
 
 
 def test_in_the_end_replays_come_three_times_as_often() -> None:
     update = ls.Client(tiny(), *examples(), epochs=2, lr=0.001).train()
     problem = Problem.of(tiny(), update, None)
     retrace = Retrace(every=7, unroll=4)
-    theta: dict[str, Tensor] = {}
+    phase = Phase()
     found = []
     for iteration in range(4, 9):
-        found.append(retrace.refresh(problem, *examples(), theta, at(iteration)))
-        theta |= found[-1]
-    assert [bool(each) for each in found] == [True, False, True, False, True]
-    assert all(name.startswith("missed/") for name in theta)
+        found.append(retrace.refresh(problem, *examples(), phase, at(iteration)))
+        phase = found[-1] or phase
+    assert [each is not None for each in found] == [True, False, True, False, True]
+    assert all(each is None or ended(retrace, each) for each in found)
 
 
 def test_the_end_is_compared_with_the_mean_of_several_orders() -> None:
@@ -164,8 +183,8 @@ def test_the_end_is_compared_with_the_mean_of_several_orders() -> None:
         client = ls.Client(model, images, labels, epochs=10, batch_size=4, lr=0.001, seed=seed)
         problem = Problem.of(model, client.train(), None)
         compare = Cosine().against(problem)
-        theta = retrace.refresh(problem, images, labels, {}, Moment(seed, range(1)))
-        mean += compare(retrace.predict(problem, images, labels, theta)).item()
+        phase = begun(retrace, problem, images, labels, Moment(seed, range(1)))
+        mean += compare(predicted_by(retrace, problem, images, labels, phase)).item()
         one += compare(replay(problem, images, labels, seed=seed).moved).item()
     assert mean < 0.8 * one
 
@@ -182,9 +201,9 @@ def test_no_end_where_long_steps_lead_elsewhere(changed: dict[str, Any]) -> None
     other = replace(update, protocol=update.protocol.model_copy(update=changed))
     problem = Problem.of(tiny(), other, None)
     retrace = Retrace(unroll=4)
-    found = [retrace.refresh(problem, *examples(), {}, at(i)) for i in (4, 5, DUE)]
-    assert [bool(each) for each in found] == [False, False, True]
-    assert retrace.traceable(found[-1])
+    found = [retrace.refresh(problem, *examples(), Phase(), at(i)) for i in (4, 5, DUE)]
+    assert [each is not None for each in found] == [False, False, True]
+    assert not ended(retrace, found[-1])
 
 
 def test_no_end_for_adam() -> None:
@@ -192,19 +211,20 @@ def test_no_end_for_adam() -> None:
     problem = Problem.of(tiny(), wild_update(optimizer="adam", lr=1e-6), None)
     x, y = examples()
     retrace = Retrace(unroll=4)
-    assert not retrace.refresh(problem, x, y, {}, at(4))
+    assert retrace.refresh(problem, x, y, Phase(), at(4)) is None
     plain = replace(problem, protocol=problem.protocol.model_copy(update={"optimizer": "sgd"}))
-    assert retrace.refresh(plain, x, y, {}, at(4))
+    assert ended(retrace, retrace.refresh(plain, x, y, Phase(), at(4)))
 
 
 def test_an_end_that_has_begun_goes_on() -> None:
     """What long steps miss is found anew, also where it is much; what diverged is not used."""
     update = wild_update()
     problem = Problem.of(tiny(), update, None)
-    retrace, old = Retrace(unroll=4), {"missed/old": torch.zeros(1)}
-    assert not retrace.traceable(retrace.refresh(problem, *examples(), old, at(4 + DUE)))
+    retrace, old = Retrace(unroll=4), Phase((END,), {"missed/old": torch.zeros(1)})
+    assert ended(retrace, retrace.refresh(problem, *examples(), old, at(4 + DUE)))
     far = update.protocol.model_copy(update={"lr": 1e30})
-    assert not retrace.refresh(replace(problem, protocol=far), *examples(), old, at(4 + DUE))
+    diverged = replace(problem, protocol=far)
+    assert retrace.refresh(diverged, *examples(), old, at(4 + DUE)) is None
 
 
 def test_where_time_is_short_all_parts_of_the_schedule_come() -> None:
@@ -213,16 +233,18 @@ def test_where_time_is_short_all_parts_of_the_schedule_come() -> None:
     problem = Problem.of(tiny(), update, None)
     retrace = Retrace(grow=20, unroll=60)
     found = [
-        retrace.refresh(problem, *examples(), {}, Moment(done, reached))
+        retrace.refresh(problem, *examples(), Phase(), Moment(done, reached))
         for done, reached in ((1, range(1, 15)), (2, range(15, 30)), (3, range(30, 99)))
     ]
-    assert [len(each.get("shares", [])) for each in found] == [0, 3, 0]
-    assert not retrace.traceable(found[-1])
+    assert found[0] is None
+    assert found[1] is not None
+    assert len(found[1].constants["shares"]) == 3
+    assert ended(retrace, found[2])
 
 
 def test_noise_is_not_replayed() -> None:
     problem = Problem.of(tiny(), tiny_update(), None)
-    found = Retrace(nodes=1).refresh(problem, *examples(), {}, at(0))
+    found = begun(Retrace(nodes=1), problem, *examples(), at(0)).constants
     place = quadrature(1, problem.protocol.steps(problem.num_examples))[0].place
     assert problem.after is not None
     for name, start in problem.before.items():
@@ -262,7 +284,8 @@ def test_batches_of_unknown_order_are_predicted_on_the_whole(name: str) -> None:
     gap = {}
     for trajectory in (Line(), Retrace()):
         theta = {key: each.value for key, each in trajectory.variables(problem).items()}
-        theta |= trajectory.refresh(problem, images, labels, {}, at(DUE))
+        phase = trajectory.refresh(problem, images, labels, Phase(), at(DUE))
+        theta |= {} if phase is None else phase.constants
         predicted = trajectory.predict(problem, images, labels, theta)
         gap[type(trajectory)] = compare(predicted).item()
     assert gap[Retrace] < max(0.02, 0.8 * gap[Line])
@@ -283,8 +306,8 @@ def test_summed_losses_have_as_much_decay_as_steps() -> None:
         ).train()
         problem = Problem.of(model, update, None)
         retrace = Retrace()
-        theta = retrace.refresh(problem, images, labels, {}, at(DUE))
-        gap = Cosine().against(problem)(retrace.predict(problem, images, labels, theta))
+        phase = begun(retrace, problem, images, labels, at(DUE))
+        gap = Cosine().against(problem)(predicted_by(retrace, problem, images, labels, phase))
         assert gap < 0.02
 
 

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 import leakscope as ls
 from leakscope import papers
 from leakscope.attack.adam import Adam
-from leakscope.attack.attack import Attack
 from leakscope.attack.compiling import MEASURED, Compiling, pays
+from leakscope.attack.matched import MatchedAttack
 from leakscope.attack.problem import Problem
 from leakscope.attack.retrace import Retrace
 from leakscope.attack.schedule import CosineDecay
-from leakscope.attack.solver import Moment, Plateau, Variable, solve
+from leakscope.attack.solver import Moment, Phase, Plateau, Variable, solve
 from victims import examples, tiny
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
@@ -31,7 +31,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ 
 @pytest.mark.parametrize(
     ("attack", "optimizer"), [(papers.sme(12), "sgd"), (papers.retrace(12, lr=0.1), "adam")]
 )
-def test_a_compiled_step_finds_the_same_images(attack: Attack, optimizer: str) -> None:
+def test_a_compiled_step_finds_the_same_images(attack: MatchedAttack, optimizer: str) -> None:
     """Steps are small where the last bits would grow: with an Adam client they do in long ones."""
     model, (images, labels) = tiny(), examples()
     update = ls.Client(model, images, labels, epochs=4, lr=0.01, optimizer=optimizer).train()
@@ -61,7 +61,7 @@ def fast_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_step_that_changes_is_measured_and_decided_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here it pays at first, and no more once the constants are others."""
+    """Here it pays at first, and no more in the next phase."""
     fast = fast_steps(monkeypatch)
     answers = iter([True, False])
     monkeypatch.setattr("leakscope.attack.solver.pays", lambda seconds: next(answers))
@@ -69,9 +69,9 @@ def test_a_step_that_changes_is_measured_and_decided_anew(monkeypatch: pytest.Mo
         falling,
         {"images": Variable(torch.zeros(1), lr=0.1)},
         Adam(lr=0.1, iterations=30, decay=None),
-        refresh=lambda values, now: {
-            f"place {i}": torch.zeros(1) for i in range(1 + now.done // 10)
-        },
+        refresh=lambda values, phase, now: Phase(
+            (f"from {now.done // 10 * 10}",), {"constant": torch.zeros(1)}
+        ),
     )
     assert fast == [1] * (10 - MEASURED)
     assert found.compiled
@@ -79,7 +79,7 @@ def test_a_step_that_changes_is_measured_and_decided_anew(monkeypatch: pytest.Mo
 
 
 def test_a_change_of_the_step_is_not_counted_as_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second for every iteration; what comes once, when the constants change, takes long."""
+    """A second for every iteration; what comes once, when a phase begins, takes long."""
     fast_steps(monkeypatch)
     clock = 0.0
     monkeypatch.setattr("leakscope.attack.solver.time.perf_counter", lambda: clock)
@@ -91,15 +91,15 @@ def test_a_change_of_the_step_is_not_counted_as_its_time(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("leakscope.attack.solver.pays", always)
 
-    def slow(values: Any, share: Tensor) -> tuple[Tensor, Tensor]:
+    def slow(values: Any, share: Tensor, phases: object) -> tuple[Tensor, Tensor]:
         nonlocal clock
         clock += 1
-        return falling(values, share)
+        return falling(values, share, phases)
 
-    def change(values: Any, now: Moment) -> dict[str, Tensor]:
+    def change(values: Any, phase: Phase, now: Moment) -> Phase | None:
         nonlocal clock
         clock += 1000 * (now.done == 10)
-        return {"new": torch.zeros(1)} if now.done == 10 else {}
+        return Phase(("second",)) if now.done == 10 else None
 
     solve(
         slow,
@@ -117,9 +117,8 @@ def test_where_time_is_short_no_place_of_the_schedule_goes_unsaid(
     monkeypatch.setattr("leakscope.attack.solver.time.perf_counter", lambda: float(next(ticks)))
     seen: list[Moment] = []
 
-    def follow(values: Any, now: Moment) -> dict[str, Tensor]:
+    def follow(values: Any, phase: Phase, now: Moment) -> None:
         seen.append(now)
-        return {}
 
     solve(
         falling,
@@ -140,7 +139,7 @@ def test_where_time_is_short_no_place_of_the_schedule_goes_unsaid(
     ],
 )
 def test_what_goes_through_local_steps_is_not_compiled(
-    monkeypatch: pytest.MonkeyPatch, attack: Attack, compiled: int
+    monkeypatch: pytest.MonkeyPatch, attack: MatchedAttack, compiled: int
 ) -> None:
     fast = fast_steps(monkeypatch)
     update = ls.Client(tiny(), *examples(), epochs=4, lr=0.001).train()
@@ -185,13 +184,12 @@ def test_short_attacks_are_not_compiled() -> None:
 def test_a_variable_that_waits_moves_as_far_in_longer_steps() -> None:
     seen: list[float] = []
 
-    def slope(values: Any, share: Tensor) -> tuple[Tensor, Tensor]:
+    def slope(values: Any, share: Tensor, phases: object) -> tuple[Tensor, Tensor]:
         loss = values["images"].sum() + values["alpha"]
         return loss, loss
 
-    def follow(refreshed: Any, now: Moment) -> dict[str, Tensor]:
+    def follow(refreshed: Any, phase: Phase, now: Moment) -> None:
         seen.append(refreshed["alpha"].item())
-        return {}
 
     variables = {
         "images": Variable(torch.zeros(2), lr=0.1),
@@ -202,13 +200,13 @@ def test_a_variable_that_waits_moves_as_far_in_longer_steps() -> None:
     torch.testing.assert_close(found.values["alpha"], found.values["images"][0])
 
 
-def flat(values: Any, share: Tensor) -> tuple[Tensor, Tensor]:
+def flat(values: Any, share: Tensor, phases: object) -> tuple[Tensor, Tensor]:
     """An objective that nothing can lower."""
     loss = 1.0 + 0.0 * values["images"].sum()
     return loss, loss
 
 
-def falling(values: Any, share: Tensor) -> tuple[Tensor, Tensor]:
+def falling(values: Any, share: Tensor, phases: object) -> tuple[Tensor, Tensor]:
     """An objective that halves all the time."""
     loss = values["images"].sum().exp()
     return loss, loss
@@ -225,9 +223,9 @@ def test_a_plateau_leads_to_the_next_stage() -> None:
     scales: list[float] = []
     solver = Adam(lr=0.1, iterations=100, plateau=Plateau(window=5))
 
-    def slow(values: Any, share: Tensor) -> tuple[Tensor, Tensor]:
+    def slow(values: Any, share: Tensor, phases: object) -> tuple[Tensor, Tensor]:
         scales.append(solver.scale(round(float(share) * 100)))
-        return flat(values, share)
+        return flat(values, share, phases)
 
     found = solve(slow, {"images": Variable(torch.zeros(1), lr=0.1)}, solver)
     assert len(found.history["match"]) == 4 * 10

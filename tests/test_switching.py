@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from leakscope.attack.distance import Cosine
 from leakscope.attack.problem import Problem
 from leakscope.attack.retrace import Retrace
 from leakscope.attack.simulation import Simulation
-from leakscope.attack.solver import Moment
+from leakscope.attack.solver import Moment, Phase
 from leakscope.attack.switching import Switching
 from leakscope.attack.trajectory import Trajectory
 from victims import examples
@@ -73,11 +74,13 @@ def test_it_counts_on_every_way_to_the_derivative(trajectory: Trajectory) -> Non
     model = nn.Sequential(nn.Flatten(), nn.Linear(144, 8), nn.ReLU(), nn.Linear(8, 5))
     images, labels = examples()
     problem = Problem.of(model, ls.Client(model, images, labels, epochs=4, lr=0.01).train(), None)
-    theta = trajectory.refresh(problem, images, labels, {}, Moment(0, range(1)))
+    phase = trajectory.refresh(problem, images, labels, Phase(), Moment(0, range(1))) or Phase()
+    now = trajectory.during(*phase.names) if phase.names else trajectory
     compare = Cosine().against(problem)
     x = images + 0.1 * torch.randn(images.shape)
     slopes = []
     for strength in (0.0, 0.3):
         felt = replace(problem, switching=strength)
-        slopes.append(grad(lambda x, p=felt: compare(trajectory.predict(p, x, labels, theta)))(x))
+        predict = partial(now.predict, felt, y=labels, theta=phase.constants)
+        slopes.append(grad(lambda x, predict=predict: compare(predict(x)))(x))
     assert (slopes[1] - slopes[0]).norm() > 0.1 * slopes[0].norm()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import leakscope as ls
 from leakscope import LeakscopeError, measure, papers
+from leakscope.attack.attack import RunOptions
 from leakscope.bench.table import Recipe, Row
 from leakscope.bench.text import attack_sentence
 from leakscope.data.text import UNKNOWN, Vocabulary, read, split
@@ -126,10 +127,10 @@ def test_a_trial_gives_both_sides(tmp_path: Path) -> None:
         kind="text",
     )
     with pytest.raises(LeakscopeError, match=r"sst2\.tsv: file not found"):
-        attack_sentence(row, tmp_path, 0, lambda *_: None, tmp_path / "checkpoint")
+        attack_sentence(row, tmp_path, 0, RunOptions())
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "sst2.tsv").write_text(" and ".join(SENTENCES), encoding="utf-8")
-    metrics = attack_sentence(row, tmp_path, 1, lambda *_: None, tmp_path / "checkpoint")
+    metrics = attack_sentence(row, tmp_path, 1, RunOptions())
     for side in ("words", "token_accuracy"):
         assert 0 <= metrics[side] <= 1
         assert 0 <= metrics[f"baseline_{side}"] <= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,11 @@ from torch.nn import functional
 
 import leakscope as ls
 from leakscope.audit import Scenario, run
-from leakscope.audit.trial import Result
+from leakscope.audit.trials import PathOutcome
 from leakscope.federated.local import snapshot
 from leakscope.measure import Straightness, straightness, trajectory
-from leakscope.report import render
 from leakscope.state import State
-from test_report import PROVENANCE, sample, text_of
+from test_report import PROVENANCE, render, sample, text_of
 from victims import examples, same_bits, tiny
 
 STRAIGHT = Straightness(
@@ -187,8 +187,8 @@ def test_every_client_is_measured_once(tmp_path: Path) -> None:
     files = sorted(tmp_path.glob("trials/path-*/result.json"))
     assert len(files) == 2
     for trial in first:
-        stored = Result.model_validate_json(files[trial.client].read_text()).path
-        assert stored is not None
+        content = json.loads(files[trial.client].read_text())["result"]
+        stored = PathOutcome.model_validate(content).path
         assert trial.straightness == stored
         assert stored.total_steps == 3
     times = {file: file.stat().st_mtime_ns for file in files}

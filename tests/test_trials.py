@@ -14,18 +14,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from leakscope.audit import Means, Scenario, read_back, run
-from leakscope.audit.crew import Here
-from leakscope.audit.memory import at_most, is_shortage
-from leakscope.audit.plan import distinct, plan
-from leakscope.audit.progress import Board
-from leakscope.audit.schedule import Cost, ordered
-from leakscope.audit.status import COLUMNS, rows, status
-from leakscope.audit.store import MANIFEST, Store
-from leakscope.audit.sweep import sweep
-from leakscope.audit.trial import Job, Outcome
+from leakscope.audit import Folder, Resources, Scenario, run
+from leakscope.audit.folder import COLUMNS
+from leakscope.audit.plan import plan
 from leakscope.cli import main
 from leakscope.errors import LeakscopeError, StorageError
+from leakscope.execution import Trial
+from leakscope.execution.budget import Cost, ordered
+from leakscope.execution.executors import Cache, Here, Worker
+from leakscope.execution.memory import at_most, is_shortage
+from leakscope.execution.progress import Screen
+from leakscope.execution.store import MANIFEST, Store
+from leakscope.execution.sweep import sweep
+from leakscope.execution.trial import Job, Outcome, perform
 
 BASE: dict[str, Any] = {
     "model": {"name": "lenet-zhu"},
@@ -39,10 +40,14 @@ def scenario(**changes: Any) -> Scenario:
     return Scenario.model_validate(BASE | changes)
 
 
+def planned(**changes: Any) -> list[Trial]:
+    whole = scenario(**changes)
+    return plan(whole, whole.settings(), Cache()).trials
+
+
 def ids(**changes: Any) -> set[str]:
     """Of attacks and baselines: paths do not depend on attacks."""
-    trials = distinct(plan(scenario(**changes).settings()))
-    return {trial.id for trial in trials if trial.kind != "path"}
+    return {trial.id for trial in planned(**changes) if trial.name != "path"}
 
 
 def attack(**options: Any) -> list[dict[str, Any]]:
@@ -97,7 +102,7 @@ def test_a_changed_default_changes_the_trial(monkeypatch: pytest.MonkeyPatch) ->
 def test_results_at_a_url_are_those_of_a_folder(tmp_path: Path) -> None:
     here, _ = run(scenario(), tmp_path / "out")
     there, _ = run(scenario(), "memory://audit-of-a-test")
-    again, _ = read_back("memory://audit-of-a-test")
+    again, _ = Folder("memory://audit-of-a-test").read()
     for one, other, third in zip(here, there, again, strict=True):
         assert one.found.images.equal(other.found.images)
         assert other.found.images.equal(third.found.images)
@@ -105,7 +110,7 @@ def test_results_at_a_url_are_those_of_a_folder(tmp_path: Path) -> None:
     trial = store.finished()[0]
     store.fs.rm_file(f"{store.root}/trials/{trial}/{MANIFEST}")
     assert not store.sound(trial)
-    assert len(list(rows("memory://audit-of-a-test"))) == 1
+    assert len(list(Folder("memory://audit-of-a-test").rows())) == 1
 
 
 def test_an_unknown_kind_of_url_is_named() -> None:
@@ -158,7 +163,7 @@ def test_trials_are_listed_in_every_format(
 def test_a_report_of_what_is_finished(
     audited: Path, leakscope: Callable[..., tuple[int, str, str]]
 ) -> None:
-    whole = status(audited)
+    whole = Folder(audited).status()
     assert (whole.planned, whole.done, whole.left, whole.running) == (6, 6, 0, ())
     (lost,) = audited.glob("trials/ig-001-*")
     shutil.rmtree(lost)
@@ -175,28 +180,50 @@ def test_a_report_of_what_is_finished(
 
 
 def test_a_budget_takes_away_repetitions_before_settings() -> None:
-    trials = distinct(plan(scenario(client=BASE["client"] | {"count": 4}).settings()))
-    costs = {trial.alike: Cost(10.0 if trial.kind == "attack" else 1.0, 0) for trial in trials}
+    trials = planned(client=BASE["client"] | {"count": 4})
+    costs = {trial.alike: Cost(10.0 if trial.name == "ig" else 1.0, 0) for trial in trials}
     everything = ordered(trials, costs, None)
-    assert [trial.kind for trial in everything[:4]] == ["attack"] * 4
+    assert [trial.name for trial in everything[:4]] == ["ig"] * 4
     some = ordered(trials, costs, 30.0)  # a client takes 10 + 1 + 1 seconds
-    assert {trial.client for trial in some} == {0, 1}
+    assert {trial.repeat for trial in some} == {0, 1}
     assert len(some) == 6
-    assert [trial.kind for trial in some[::3]] == ["attack", "attack"]
+    assert [trial.name for trial in some[::3]] == ["ig", "ig"]
     few = ordered(trials, costs, 3.0)
-    assert [trial.client for trial in few] == [0, 0]
+    assert [trial.repeat for trial in few] == [0, 0]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts")
 def test_more_memory_than_allowed_is_an_error_and_no_death() -> None:
     import torch
 
-    from leakscope.audit.memory import peak_memory
+    from leakscope.execution.memory import peak_memory
 
     with pytest.raises(RuntimeError) as short, at_most(peak_memory() + 2**28):
         torch.ones(2**28)
     assert is_shortage(short.value)
     torch.ones(2**20)
+
+
+def test_memory_is_counted_where_no_container_limits_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from leakscope.execution import memory
+
+    monkeypatch.setattr(memory, "_CONTAINER", {})
+    assert memory.available() > 0
+
+
+def test_results_that_cannot_be_opened_stop_the_sweep_and_say_why() -> None:
+    (trial, *_) = planned()
+    found = perform(Job(trial, "nowhere://x"), Worker())
+    assert found.state == "unwritable"
+    assert "cannot open nowhere://x" in found.error
+
+
+def test_what_has_no_known_cost_fits_no_budget() -> None:
+    trials = planned(client=BASE["client"] | {"count": 1})
+    costs = {trial.alike: Cost(9.0 if trial.name == "ig" else 1.0, 0) for trial in trials}
+    assert [trial.name for trial in ordered(trials, costs, 5.0)] == ["path", "ig-baseline"]
+    unknown = {kind: cost for kind, cost in costs.items() if cost.seconds > 5}
+    assert ordered(trials, unknown, 5.0) == []
 
 
 def test_a_trial_that_needs_more_than_its_share_gets_all_there_is(
@@ -205,22 +232,23 @@ def test_a_trial_that_needs_more_than_its_share_gets_all_there_is(
     """The second try is allowed everything; what fails then has failed."""
     allowed: list[int | None] = []
 
-    def hungry(job: Job, progress: Any) -> Outcome:
+    def hungry(job: Job, worker: Worker) -> Outcome:
         allowed.append(job.memory)
         return Outcome("done" if job.memory == 1000 else "short", "out of memory")
 
     class Two(Here):
         processes = 2
 
-        def __init__(self) -> None:
+        def __init__(self, cache: Cache | None) -> None:
+            super().__init__(cache)
             self.most, self.share = 1000, 500
 
-    monkeypatch.setattr("leakscope.audit.sweep.Here", Two)
-    monkeypatch.setattr("leakscope.audit.sweep.perform", hungry)
-    (trial, *_) = distinct(plan(scenario().settings()))
+    monkeypatch.setattr("leakscope.execution.sweep.Here", Two)
+    monkeypatch.setattr("leakscope.execution.sweep.perform", hungry)
+    (trial, *_) = planned()
     store = Store(tmp_path)
-    with Board() as board:
-        assert sweep(store, [trial], Means(), board) == 1
+    with Screen() as screen:
+        assert sweep(store, [trial], Resources(), screen) == 1
     assert allowed == [500, 1000]
     assert not store.failures()
 
@@ -229,20 +257,20 @@ def test_labels_are_shown_as_they_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd = [{"name": "ig", "label": "a[/x] [red]", "options": {"iterations": 3}}]
-    trials = distinct(plan(scenario(attacks=odd).settings()))
-    trial = next(trial for trial in trials if trial.kind == "attack")
-    screen = io.StringIO()
-    terminal = Console(file=screen, width=200, force_terminal=True)
-    monkeypatch.setattr("leakscope.audit.progress.Console", lambda stderr: terminal)
-    with Board() as board:
-        board.expect(1, 0)
-        board.follow(Job(trial, str(tmp_path)), 0.5, 0.1)
-        board._bars.refresh()
-    assert "a[/x] [red], client 0" in screen.getvalue()
+    trials = planned(attacks=odd)
+    trial = next(trial for trial in trials if trial.name == "ig")
+    shown = io.StringIO()
+    terminal = Console(file=shown, width=200, force_terminal=True)
+    monkeypatch.setattr("leakscope.execution.progress.Console", lambda stderr: terminal)
+    with Screen() as screen:
+        screen.expect(1, 0)
+        screen.follow(Job(trial, str(tmp_path)), 0.5, 0.1)
+        screen._bars.refresh()
+    assert "a[/x] [red], client 0" in shown.getvalue()
 
 
-def test_means_out_of_range_are_refused() -> None:
+def test_resources_out_of_range_are_refused() -> None:
     with pytest.raises(LeakscopeError, match="processes"):
-        Means(processes=0)
+        Resources(processes=0)
     with pytest.raises(LeakscopeError, match="threads"):
-        Means(threads=0)
+        Resources(threads=0)

@@ -64,6 +64,11 @@ def digest(tensors: State, text: str) -> str:
     return total.hexdigest()
 
 
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def write_safetensors(tensors: State, metadata: dict[str, str], path: Path) -> None:
     """Write a safetensors file beside ``path`` and move it there, so no half file is ever seen."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")

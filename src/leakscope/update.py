@@ -88,13 +88,13 @@ class Protocol(BaseModel):
             raise ValueError("nesterov needs momentum > 0")
         return self
 
-    def need(self, *fields: str) -> Known:
+    def need(self, *fields: str) -> KnownProtocol:
         """The protocol with all of its fields as known.
 
         Raises:
             LeakscopeError: it asks for the first unknown one of ``fields``.
         """
-        known = Known(self)
+        known = KnownProtocol(self)
         for name in fields:
             getattr(known, name)
         return known
@@ -105,7 +105,7 @@ class Protocol(BaseModel):
         return known.epochs * math.ceil(num_examples / known.batch_size)
 
 
-class Known:
+class KnownProtocol:
     """A protocol's fields, none of which is ``None``; an unknown one raises when it is read."""
 
     epochs: int

@@ -20,8 +20,8 @@ with atheris.instrument_imports(include=["leakscope"]):
     from leakscope import data
     from leakscope.audit import Scenario
     from leakscope.errors import LeakscopeError
+    from leakscope.judge import Results
     from leakscope.recording import update_from_files
-    from leakscope.report import Results
     from leakscope.update import Update
 
 PLACE = Path(tempfile.mkdtemp(prefix="fuzz"))

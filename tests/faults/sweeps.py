@@ -15,9 +15,11 @@ from typing import Any
 
 import yaml
 
-from leakscope.audit.collect import found
-from leakscope.audit.store import Store
-from leakscope.audit.trial import load_result
+from leakscope.attack.reconstruction import Reconstruction
+from leakscope.audit.folder import outcome
+from leakscope.audit.trials import FOUND, AttackOutcome, UtilityOutcome
+from leakscope.execution.store import Store
+from leakscope.execution.trial import Record
 from leakscope.state import digest
 
 MODEL = """
@@ -123,13 +125,14 @@ def essence(folder: Path | str) -> dict[str, str]:
     found_all = {}
     for trial in store.finished():
         assert store.sound(trial)
-        result = load_result(store, trial)
-        utility = None if result.utility is None else result.utility.accuracy
-        scores = None if result.scores is None else result.scores.model_dump_json()
-        text = json.dumps([scores, utility, result.bytes_sent])
-        tensors = {}
-        if result.scores is not None:
-            rebuilt = found(store, trial)
+        result = outcome(Record.load(store, trial))
+        text, tensors = "", {}
+        if isinstance(result, AttackOutcome):
+            assert result.scores is not None
+            text = json.dumps([result.scores.model_dump_json(), result.bytes_sent])
+            rebuilt = Reconstruction.load(Path(store.root) / "trials" / trial / FOUND)
             tensors = {"images": rebuilt.images, "labels": rebuilt.labels, **rebuilt.history}
+        elif isinstance(result, UtilityOutcome):
+            text = json.dumps(result.utility.accuracy)
         found_all[trial] = digest(tensors, text)
     return found_all

@@ -93,8 +93,8 @@ MACHINES = """
 import threading, time
 from concurrent.futures import ThreadPoolExecutor
 from ray.cluster_utils import Cluster as Machines
-from leakscope.audit.cluster import Cluster
-from leakscope.audit.crew import Lost
+from leakscope.execution.ray import RayCluster
+from leakscope.execution.executors import Lost
 from leakscope.errors import LeakscopeError
 from work import slowly
 
@@ -134,7 +134,7 @@ def on_machines(folder: Path, script: str) -> list[str]:
 LARGE = """
 machines = head(1)
 large = machines.add_node(**machine(1, 4))
-with Cluster(machines.address, 1) as cluster:
+with RayCluster(machines.address, 1) as cluster:
     assert cluster.most == 4 * 2**30
     later(4, machines.remove_node, large, allow_graceful=False)
     both = do(cluster, 100, 101, gibibytes=3)
@@ -158,7 +158,7 @@ def test_what_only_a_dead_machine_could_hold_does_not_wait_for_it(
 LONELY = """
 machines = head(0)
 only = machines.add_node(**machine(1, 1))
-with Cluster(machines.address, 1) as cluster:
+with RayCluster(machines.address, 1) as cluster:
     later(4, machines.remove_node, only, allow_graceful=False)
     lost, = do(cluster, 100)
     print(lost.reason, file=said)
@@ -184,7 +184,7 @@ def test_work_waits_for_a_new_machine_when_none_is_left(
 BARE = """
 machines = head(1)
 machines.add_node(**machine(1, 4, env_vars={"PYTHONPATH": "bare"}))
-with Cluster(machines.address, 1) as cluster:
+with RayCluster(machines.address, 1) as cluster:
     try:
         print(do(cluster, 0, gibibytes=3), file=said)
     except LeakscopeError as error:

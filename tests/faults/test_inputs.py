@@ -28,8 +28,8 @@ import leakscope as ls
 from faults.sweeps import SCENARIO
 from leakscope import data
 from leakscope.audit import Scenario
-from leakscope.audit.memory import at_most, peak_memory
 from leakscope.errors import LeakscopeError
+from leakscope.execution.memory import at_most, peak_memory
 from victims import tiny_update
 
 ROOM = 2**30

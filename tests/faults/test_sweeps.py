@@ -228,17 +228,19 @@ def test_a_read_only_folder_is_refused_before_any_work(
 
 SHARE = """
 import sys
-from leakscope.audit import Means, Scenario
-from leakscope.audit.plan import distinct, plan
-from leakscope.audit.progress import Board
-from leakscope.audit.store import Store
-from leakscope.audit.sweep import sweep
+from leakscope.audit import Resources, Scenario
+from leakscope.audit.plan import plan
+from leakscope.execution.executors import Cache
+from leakscope.execution.progress import Screen
+from leakscope.execution.store import Store
+from leakscope.execution.sweep import sweep
 
-trials = distinct(plan(Scenario.load("sweep.yaml").settings()))
+scenario = Scenario.load("sweep.yaml")
+trials = plan(scenario, scenario.settings(), Cache()).trials
 store = Store("out")
 store.prepare()
-with Board() as board:
-    print(sweep(store, trials, Means(), board))
+with Screen() as screen:
+    print(sweep(store, trials, Resources(), screen))
 """
 
 

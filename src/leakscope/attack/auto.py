@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from typing import ClassVar, SupportsFloat
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-import leakscope
-from leakscope.attack.attack import Attack
-from leakscope.attack.closed_form import ClosedForm, pixel_layer
-from leakscope.attack.compiling import Compiling
+from leakscope.attack.attack import Attack, RunOptions, Searching
+from leakscope.attack.closed_form import pixel_layer
 from leakscope.attack.infer import Inferred, infer, unknown_fields
 from leakscope.attack.layers import smooth
 from leakscope.attack.problem import Problem
 from leakscope.attack.reconstruction import Reconstruction
 from leakscope.attack.replay import check_replay, replay_score
-from leakscope.attack.solver import Progress
 from leakscope.errors import LeakscopeError, StorageError, require
-from leakscope.federated.local import behaviour
+from leakscope.execution import Progress
 from leakscope.update import Update
 
 ENOUGH = 0.9999
@@ -53,19 +48,20 @@ class Candidate:
     """
 
     name: str
-    attack: Attack | ClosedForm
+    attack: Attack
     when: Callable[[Problem], bool] = field(repr=False)
     why: str = field(repr=False)
     least: int = field(default=0, repr=False)
 
     def fits(self, problem: Problem) -> bool:
         """Whether it is worth a try."""
-        short = isinstance(self.attack, Attack) and self.attack.solver.iterations < self.least
+        iterations = self.attack.iterations
+        short = iterations is not None and iterations < self.least
         return not short and self.when(problem)
 
 
 @dataclass(frozen=True)
-class Auto:
+class Auto(Attack):
     """Runs the candidates that fit an update, strongest first, and keeps the best.
 
     The best is the one with the highest :func:`~leakscope.attack.replay.replay_score`, in doubt
@@ -83,70 +79,52 @@ class Auto:
     rough: tuple[Candidate, ...]
     seconds: float
 
-    needs = "one gradient, or weights before and after"
+    needs: ClassVar[str] = "one gradient, or weights before and after"
 
     def __post_init__(self) -> None:
         require("seconds", self.seconds, above=0)
 
-    def run(
-        self,
-        model: nn.Module,
-        update: Update,
-        *,
-        labels: Tensor | None = None,
-        seed: int = 0,
-        device: torch.device | str | None = None,
-        on_progress: Progress | None = None,
-        checkpoint: str | Path | None = None,
-        compiling: Compiling = "auto",
-    ) -> Reconstruction:
-        """Reconstruct; arguments as for :meth:`leakscope.attack.attack.Attack.run`."""
-        problem = Problem.of(model, update, device)
-        identity = ""
-        if checkpoint is not None:
-            told = None if labels is None else labels.tolist()
-            network = behaviour(model, problem.shape)
-            identity = f"{seed} {told} {network} {update.fingerprint()}"
-        place = None if checkpoint is None else Path(checkpoint)
-        trials = _Trials(model, labels, seed, device, place, identity, compiling)
+    def reconstruct(self, model: nn.Module, update: Update, options: RunOptions) -> Reconstruction:
+        """Try what fits."""
+        problem = Problem.of(model, update, options.device)
+        tried = _Tried(model, options)
         notes = []
         if update.after is not None and unknown_fields(update.protocol):
-            inferred = self._infer(trials, update, on_progress)
+            inferred = self._infer(tried, update)
             notes.append(f"the client's training was inferred: {inferred.words}")
             update = replace(update, protocol=inferred.protocol)
             problem = replace(problem, protocol=inferred.protocol)
         fitting = [candidate for candidate in self.candidates if candidate.fits(problem)]
         for number, candidate in enumerate(fitting):
-            if trials.found and trials.best[0] >= ENOUGH:
+            if tried.found and tried.best[0] >= ENOUGH:
                 break
-            follow = _part(on_progress, number, len(fitting))
-            found = trials.run(candidate, update, self.seconds / len(fitting), follow)
+            follow = _part(options.on_progress, number, len(fitting))
+            found = tried.run(candidate, update, self.seconds / len(fitting), follow)
             if found is not None:
-                trials.score(candidate, update, found)
-        if not trials.found:
-            raise LeakscopeError("\n".join(trials.failures))
-        result = trials.result(notes)
-        trials.clear()
-        return result
+                tried.score(candidate, update, found)
+        if not tried.found:
+            raise LeakscopeError("\n".join(tried.failures))
+        return tried.result(notes)
 
-    def _infer(self, trials: _Trials, update: Update, on_progress: Progress | None) -> Inferred:
+    def _infer(self, tried: _Tried, update: Update) -> Inferred:
         """What the protocol of ``update`` leaves open."""
         known = update
         for number, candidate in enumerate(self.rough):
-            follow = _part(on_progress, number, len(self.rough))
-            found = trials.run(candidate, known, self.seconds / 4, follow)
+            follow = _part(tried.options.on_progress, number, len(self.rough))
+            found = tried.run(candidate, known, self.seconds / 4, follow)
             if found is None:
-                raise LeakscopeError(trials.failures[-1])
-            inferred = infer(trials.model, update, found, device=trials.device)
+                raise LeakscopeError(tried.failures[-1])
+            inferred = infer(tried.model, update, found, device=tried.options.device)
             known = replace(update, protocol=inferred.protocol)
         return inferred
 
-    def strongest(self, model: nn.Module, update: Update) -> Attack:
-        """The first candidate that fits, for several updates at once."""
+    def searching(self, model: nn.Module, update: Update) -> Searching:
+        """The first candidate that fits and can."""
         problem = Problem.of(model, update, None)
         for candidate in self.candidates:
-            if isinstance(candidate.attack, Attack) and candidate.fits(problem):
-                return candidate.attack
+            if candidate.fits(problem):
+                with contextlib.suppress(LeakscopeError):
+                    return candidate.attack.searching(model, update)
         raise LeakscopeError("no attack fits this update")
 
 
@@ -155,26 +133,20 @@ def _part(on_progress: Progress | None, number: int, count: int) -> Progress | N
     if on_progress is None:
         return None
 
-    def follow(done: int, total: int, match: Tensor | None) -> None:
+    def follow(done: int, total: int, match: SupportsFloat | None) -> None:
         on_progress(round(1000 * (number + done / total) / count), 1000, match)
 
     return follow
 
 
 @dataclass
-class _Trials:
+class _Tried:
     """What has been tried on an update, and how well it explains it."""
 
     model: nn.Module
-    labels: Tensor | None
-    seed: int
-    device: torch.device | str | None
-    checkpoint: Path | None
-    identity: str
-    compiling: Compiling
+    options: RunOptions
     found: list[tuple[float, Candidate, Reconstruction]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    kept: list[Path] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -189,35 +161,18 @@ class _Trials:
     def run(
         self, candidate: Candidate, update: Update, seconds: float, on_progress: Progress | None
     ) -> Reconstruction | None:
-        """The candidate's reconstruction, from disk if it was finished before."""
-        place = self._place(candidate, update)
-        if place is not None:
-            self.kept.append(place)
-            with contextlib.suppress(LeakscopeError):  # not there, or damaged
-                return Reconstruction.load(place)
-        attack = candidate.attack
-        if isinstance(attack, Attack):
-            each = seconds / attack.restarts
-            attack = replace(attack, solver=replace(attack.solver, seconds=each))
+        """The candidate's reconstruction."""
+        attack, options = (
+            candidate.attack.within(seconds=seconds),
+            replace(self.options, on_progress=on_progress),
+        )
         try:
-            found = attack.run(
-                self.model,
-                update,
-                labels=self.labels,
-                seed=self.seed,
-                device=self.device,
-                on_progress=on_progress,
-                checkpoint=None if place is None else place.with_name(f"{place.name}.half"),
-                compiling=self.compiling,
-            )
+            return attack.attempt(self.model, update, options)
         except StorageError:
             raise
         except LeakscopeError as error:
             self.failures.append(f"{candidate.name}: {error}")
             return None
-        if place is not None:
-            found.save(place)
-        return found
 
     def score(self, candidate: Candidate, update: Update, found: Reconstruction) -> None:
         """Add a reconstruction to what has been found; one that cannot be replayed scores 0."""
@@ -227,7 +182,7 @@ class _Trials:
             return
         score = 0.0
         try:
-            score = replay_score(self.model, update, found, device=self.device)
+            score = replay_score(self.model, update, found, device=self.options.device)
         except LeakscopeError as error:
             self.failures.append(f"replay of {candidate.name}: {error}")
         self.found.append((score, candidate, found))
@@ -239,18 +194,6 @@ class _Trials:
         compared = f" (others: {', '.join(others)})" if others else ""
         reason = f"{chosen.name}: {chosen.why}; replay score {score:.3f}{compared}"
         return replace(found, seconds=self.seconds, why="; ".join([reason, *notes, *self.failures]))
-
-    def clear(self) -> None:
-        """Remove what was kept for a break."""
-        for place in self.kept:
-            place.unlink(missing_ok=True)
-
-    def _place(self, candidate: Candidate, update: Update) -> Path | None:
-        if self.checkpoint is None:
-            return None
-        what = f"{leakscope.__version__} {candidate!r} {self.identity} {update.protocol!r}"
-        key = hashlib.sha256(what.encode()).hexdigest()[:12]
-        return self.checkpoint.with_name(f"{self.checkpoint.name}-{candidate.name}-{key}")
 
 
 def many_steps(problem: Problem) -> bool:

@@ -7,25 +7,23 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
-from leakscope.attack.compiling import Compiling
+from leakscope.attack.attack import Attack, RunOptions
 from leakscope.attack.distance import Cosine
 from leakscope.attack.labels import Known, Single
 from leakscope.attack.problem import Problem
 from leakscope.attack.reconstruction import Reconstruction
-from leakscope.attack.solver import Progress
 from leakscope.errors import LeakscopeError
 from leakscope.update import Update
 
 
 @dataclass(frozen=True)
-class ClosedForm:
+class ClosedForm(Attack):
     """The image itself, if the network's first layer is fully connected and N = 1.
 
     Gradients of such a layer are ``dL/dW = delta x^T`` and ``dL/db = delta``. With a bias x is
@@ -34,41 +32,27 @@ class ClosedForm:
     gradient or one local step.
     """
 
-    needs = "one gradient, or weights before and after SGD, of one example"
+    needs: ClassVar[str] = "one gradient, or weights before and after SGD, of one example"
 
-    def run(
-        self,
-        model: nn.Module,
-        update: Update,
-        *,
-        labels: Tensor | None = None,
-        seed: int = 0,
-        device: torch.device | str | None = None,
-        on_progress: Progress | None = None,
-        checkpoint: str | Path | None = None,
-        compiling: Compiling = "auto",
-    ) -> Reconstruction:
-        """Compute the example; arguments as for :meth:`leakscope.attack.attack.Attack.run`.
-
-        Nothing is random, takes long or is repeated: ``seed``, ``checkpoint`` and ``compiling``
-        change nothing.
-        """
+    def reconstruct(self, model: nn.Module, update: Update, options: RunOptions) -> Reconstruction:
+        """Compute the example. Nothing is random or compiled."""
         began = time.perf_counter()
         # Double precision: the length of x is the root of a function that float32 blurs.
-        problem = Problem.of(copy.deepcopy(model).double(), update, device)
-        y = label(problem, labels)
+        problem = Problem.of(copy.deepcopy(model).double(), update, options.device)
+        y = label(problem, options.labels)
         x = layer_input(problem, pixel_layer(problem), y).view(1, *problem.shape)
         gap = Cosine().against(problem)(problem.gradient(problem.before, x, y))
-        if on_progress is not None:
-            on_progress(1, 1, gap)
+        if options.on_progress is not None:
+            options.on_progress(1, 1, gap)
         return Reconstruction(
             images=problem.pixels(x).clamp(0, 1).float().cpu(),
             labels=y.cpu(),
             history={"loss": gap[None].float().cpu(), "match": gap[None].float().cpu()},
             seconds=time.perf_counter() - began,
             attack=repr(self),
-            seed=seed,
-            labels_known=labels is not None,
+            seed=options.seed,
+            labels_known=options.labels is not None,
+            match=gap.item(),
         )
 
 

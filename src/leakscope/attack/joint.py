@@ -6,8 +6,6 @@ epochs, then reconstruct once more with one image per pair.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,13 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import leakscope
-from leakscope.attack.attack import Attack, View
+from leakscope.attack.attack import RunOptions, Searching, View
 from leakscope.attack.labels import Known
 from leakscope.attack.problem import Problem
 from leakscope.attack.reconstruction import Reconstruction
-from leakscope.attack.solver import Progress
 from leakscope.errors import LeakscopeError, require
+from leakscope.execution import kept
 from leakscope.update import Update
 
 
@@ -42,7 +39,7 @@ class JointReconstruction:
 
 
 def reconstruct(
-    attack: Attack,
+    attack: Searching,
     model: nn.Module,
     epochs: Sequence[Sequence[Update]],
     *,
@@ -51,10 +48,7 @@ def reconstruct(
     pool: int = 2,
     by_label: bool = True,
     later: float = 1.0,
-    seed: int = 0,
-    device: torch.device | str | None = None,
-    on_progress: Progress | None = None,
-    keep: Path | None = None,
+    options: RunOptions | None = None,
 ) -> JointReconstruction:
     """Reconstruct the M images that every epoch's updates have in common.
 
@@ -68,26 +62,22 @@ def reconstruct(
         by_label: pair only images of updates with a label in common.
         later: how much updates of later epochs count beside those of the first. AGIC says 0.1
             (section V-A), with which they hardly help (docs/reproduction.md).
-        seed: of the random starts.
-        device: where to compute.
-        on_progress: called after every iteration of every reconstruction.
-        keep: folder for finished reconstructions and checkpoints, to go on from after a break.
+        options: of every run; the labels of one are not used.
     """
     require("later", later, above=0)
-    _check(attack, model, epochs, device)
-    fewer = min(rehearsal, attack.solver.iterations)
-    rehearsed = replace(attack, solver=replace(attack.solver, iterations=fewer))
+    options = options or RunOptions()
+    _check(attack, model, epochs, options.device)
+    rehearsed = attack.within(iterations=rehearsal)
     alone = [
         [
-            rehearse(
-                rehearsed,
+            rehearsed.attempt(
                 model,
                 update,
-                labels=None if labels is None else labels[number][position],
-                seed=seed + number,  # with equal starts, equal positions would look alike
-                device=device,
-                on_progress=on_progress,
-                keep=keep,
+                replace(
+                    options,
+                    labels=None if labels is None else labels[number][position],
+                    seed=options.seed + number,  # equal starts would make equal positions alike
+                ),
             )
             for position, update in enumerate(epoch)
         ]
@@ -95,49 +85,21 @@ def reconstruct(
     ]
     pairs = [match(alone[0], each, pool=pool, by_label=by_label) for each in alone[1:]]
     first = torch.cat([each.labels for each in alone[0]])
-    found = attack.reconstruct(
-        _views(model, epochs, alone, pairs, later, device),
-        Known(first),
-        count=len(first),
-        seed=seed,
-        on_progress=on_progress,
-        checkpoint=None if keep is None else keep / "joint.checkpoint",
-        identity=f"{attack!r} {seed} {later} {[each.tolist() for each in pairs]} "
-        f"{[update.fingerprint() for epoch in epochs for update in epoch]}",
+    views = _views(model, epochs, alone, pairs, later, options.device)
+
+    def work(folder: Path | None) -> Reconstruction:
+        own = replace(options, folder=folder)
+        return attack.explain(views, Known(first), own, count=len(first))
+
+    prints = [update.fingerprint() for epoch in epochs for update in epoch]
+    found = kept(
+        work,
+        options.folder,
+        name="joint",
+        of=[attack, options.seed, later, pairs, prints],
+        load=Reconstruction.load,
     )
     return JointReconstruction(replace(found, labels_known=labels is not None), alone, pairs)
-
-
-def rehearse(
-    attack: Attack,
-    model: nn.Module,
-    update: Update,
-    *,
-    labels: Tensor | None,
-    seed: int,
-    device: torch.device | str | None,
-    on_progress: Progress | None,
-    keep: Path | None,
-) -> Reconstruction:
-    """One update alone, read back from the folder ``keep`` if it was finished there before."""
-    told = None if labels is None else labels.tolist()
-    identity = f"{leakscope.__version__} {attack!r} {seed} {told} {update.fingerprint()}"
-    name = f"alone-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.safetensors"
-    if keep is not None:
-        with contextlib.suppress(LeakscopeError):  # not there, or damaged: attack again
-            return Reconstruction.load(keep / name)
-    found = attack.run(
-        model,
-        update,
-        labels=labels,
-        seed=seed,
-        device=device,
-        on_progress=on_progress,
-        checkpoint=None if keep is None else keep / f"{name}.checkpoint",
-    )
-    if keep is not None:
-        found.save(keep / name)
-    return found
 
 
 def match(
@@ -178,7 +140,7 @@ def match(
 
 
 def _check(
-    attack: Attack,
+    attack: Searching,
     model: nn.Module,
     epochs: Sequence[Sequence[Update]],
     device: torch.device | str | None,

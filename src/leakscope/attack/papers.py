@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from leakscope.attack.adam import Adam, LookAhead
-from leakscope.attack.attack import Attack, Beginning, Emphasis
+from leakscope.attack.attack import Attack
 from leakscope.attack.auto import (
     Auto,
     Candidate,
@@ -24,6 +24,7 @@ from leakscope.attack.distance import AbsoluteCosine, Cosine, Euclidean, Gaussia
 from leakscope.attack.labels import Joint, Single
 from leakscope.attack.layers import Exponential, Falling, ReluLinear
 from leakscope.attack.lbfgs import LBFGS
+from leakscope.attack.matched import Beginning, Emphasis, MatchedAttack, Repeat
 from leakscope.attack.prior import Box, EpochOrder, SoftBox, SquaredVariation, TotalVariation
 from leakscope.attack.retrace import Retrace
 from leakscope.attack.schedule import CosineDecay, ExponentialDecay, LinearDecay, StepDecay
@@ -32,24 +33,24 @@ from leakscope.attack.solver import Plateau
 from leakscope.attack.trajectory import Bezier, Line, Start
 
 
-def dlg(iterations: int = 300, *, lr: float = 1.0, restarts: int = 8) -> Attack:
+def dlg(iterations: int = 300, *, lr: float = 1.0, restarts: int = 8) -> Repeat:
     """Deep Leakage from Gradients (Zhu et al. 2019), algorithm 1; restarts as in IG, appendix C.
 
     For one gradient of a smooth, shallow network; fails on ReLU and depth.
     """
-    return Attack(
+    attack = MatchedAttack(
         trajectory=Start(),
         distance=Euclidean(),
         priors=(),
         labels=Joint(),
         solver=LBFGS(lr=lr, iterations=iterations),
-        restarts=restarts,
     )
+    return Repeat(attack, restarts)
 
 
-def dlg_adam(iterations: int = 4800, *, lr: float = 0.1) -> Attack:
+def dlg_adam(iterations: int = 4800, *, lr: float = 0.1) -> MatchedAttack:
     """DLG with Adam in place of L-BFGS, the baseline of AGIC (Xu et al. 2022, section V)."""
-    return Attack(
+    return MatchedAttack(
         trajectory=Start(),
         distance=Euclidean(),
         priors=(Box(),),
@@ -58,16 +59,16 @@ def dlg_adam(iterations: int = 4800, *, lr: float = 0.1) -> Attack:
     )
 
 
-def idlg(iterations: int = 300, *, lr: float = 1.0, restarts: int = 8) -> Attack:
+def idlg(iterations: int = 300, *, lr: float = 1.0, restarts: int = 8) -> Repeat:
     """Improved DLG (Zhao et al. 2020): DLG with the one label read off the last layer."""
-    return Attack(
+    attack = MatchedAttack(
         trajectory=Start(),
         distance=Euclidean(),
         priors=(),
         labels=Single(),
         solver=LBFGS(lr=lr, iterations=iterations),
-        restarts=restarts,
     )
+    return Repeat(attack, restarts)
 
 
 def ig(
@@ -77,13 +78,13 @@ def ig(
     tv: float = 1e-2,
     sign: bool = True,
     decay: bool = True,
-) -> Attack:
+) -> MatchedAttack:
     """Inverting Gradients (Geiping et al. 2020), section 4 and appendix C.
 
     Made for one gradient. On weights after many local steps it is the baseline that SME is
     compared with, which uses ``lr=1, tv=0.005, sign=False`` (SME, appendix D).
     """
-    return Attack(
+    return MatchedAttack(
         trajectory=Start(),
         distance=Cosine(),
         priors=(TotalVariation(tv), Box()),
@@ -91,21 +92,21 @@ def ig(
     )
 
 
-def ig_l2(iterations: int = 4800, *, lr: float = 0.1, tv: float = 1e-2) -> Attack:
+def ig_l2(iterations: int = 4800, *, lr: float = 0.1, tv: float = 1e-2) -> MatchedAttack:
     """Inverting Gradients with the Euclidean distance: a line of its ablation (table 3)."""
     return replace(ig(iterations, lr=lr, tv=tv), distance=Euclidean())
 
 
-def ig_lbfgs(iterations: int = 300, *, lr: float = 1.0, tv: float = 1e-2) -> Attack:
+def ig_lbfgs(iterations: int = 300, *, lr: float = 1.0, tv: float = 1e-2) -> MatchedAttack:
     """Inverting Gradients with L-BFGS in place of Adam: a line of its ablation (table 3)."""
     return replace(ig(tv=tv), solver=LBFGS(lr=lr, iterations=iterations))
 
 
 def ig_fedavg(
     iterations: int = 4800, *, lr: float = 1.0, tv: float = 1e-4, sign: bool = True
-) -> Attack:
+) -> MatchedAttack:
     """Inverting Gradients through the unrolled local steps (Geiping et al. 2020), appendix B.1."""
-    return Attack(
+    return MatchedAttack(
         trajectory=Simulation(),
         distance=Cosine(),
         priors=(TotalVariation(tv), Box()),
@@ -113,29 +114,29 @@ def ig_fedavg(
     )
 
 
-def sapag(iterations: int = 500, *, start: Beginning = "noise", restarts: int = 8) -> Attack:
+def sapag(iterations: int = 500, *, start: Beginning = "noise", restarts: int = 8) -> Repeat:
     """SAPAG (Wang et al. 2020), section VI, with L-BFGS as on LeNet-5: for smooth, shallow nets.
 
     Like DLG's, its runs may end far from a solution: the best of several is kept. The paper
     normalises images to [0, 1] after every step; here they are clipped, which leaves those alone
     that are in range.
     """
-    return Attack(
+    attack = MatchedAttack(
         trajectory=Start(),
         distance=GaussianKernel(layers=Falling()),
         priors=(Box(),),
         labels=Joint(),
         solver=LBFGS(lr=1.0, iterations=iterations),
         start=start,
-        restarts=restarts,
     )
+    return Repeat(attack, restarts)
 
 
 def sapag_adamw(
     iterations: int = 20_000, *, lr: float = 1e-3, start: Beginning = "noise"
-) -> Attack:
+) -> MatchedAttack:
     """SAPAG (Wang et al. 2020), sections VI and VII, with AdamW as on ResNet-18 and on text."""
-    return Attack(
+    return MatchedAttack(
         trajectory=Start(),
         distance=GaussianKernel(layers=Falling()),
         priors=(Box(),),
@@ -147,13 +148,13 @@ def sapag_adamw(
 
 def agic(
     iterations: int = 10_000, *, beta: float = 50.0, tv: float = 1e-4, lr: float = 0.1
-) -> Attack:
+) -> MatchedAttack:
     """AGIC (Xu et al. 2022), sections IV and V: layer weights and the one-batch approximation.
 
     For trained networks the paper takes ``beta=2, tv=1e-2``. Several updates of one client are
     reconstructed together by :mod:`leakscope.attack.joint`.
     """
-    return Attack(
+    return MatchedAttack(
         trajectory=Start(),
         distance=Cosine(layers=ReluLinear(beta)),
         priors=(TotalVariation(tv), Box()),
@@ -161,14 +162,14 @@ def agic(
     )
 
 
-def dlfa(iterations: int = 400, *, data: Literal["femnist", "cifar"] = "cifar") -> Attack:
+def dlfa(iterations: int = 400, *, data: Literal["femnist", "cifar"] = "cifar") -> MatchedAttack:
     """Data Leakage in Federated Averaging (Dimitrov et al. 2022), section 5.
 
     ``data`` chooses between the published settings for FEMNIST and for CIFAR-100.
     """
     femnist = data == "femnist"
     order = EpochOrder(1000.0) if femnist else EpochOrder(6.075, filters=96)
-    return Attack(
+    return MatchedAttack(
         trajectory=Simulation(per_epoch=True),
         distance=Euclidean(layers=Exponential(), summed=True),
         priors=(
@@ -192,14 +193,14 @@ def sme(
     tv: float = 0.01,
     alpha: float = 0.5,
     decay: bool = True,
-) -> Attack:
+) -> MatchedAttack:
     """Surrogate Model Extension (Zhu et al. 2023), algorithm 1 and appendix D.
 
     A vision transformer is attacked with ``lr=0.1, decay=False`` (SME's public code). A stage of
     the schedule ends early when the match falls no more, which saves about a third of the paper's
     iterations.
     """
-    return Attack(
+    return MatchedAttack(
         trajectory=Line(alpha=alpha, lr=1e-3),
         distance=Cosine(),
         priors=(TotalVariation(tv / 2), Box()),  # SME takes the mean over both directions
@@ -220,13 +221,13 @@ def nl_sme(
     scaling: bool = True,
     penalty: float = 0.0,
     classification: float = 0.0,
-) -> Attack:
+) -> MatchedAttack:
     """Non-linear SME (2025), algorithm 1: a Bezier path and scaled gradients.
 
     Its rates and penalties are not published: these are the best of benchmarks/nl_sme_search.py.
     Rates are so low that a ``penalty`` on straying does not help; with higher ones it does.
     """
-    return Attack(
+    return MatchedAttack(
         trajectory=Bezier(
             path=path,
             scaling=scaling,
@@ -243,12 +244,12 @@ def nl_sme(
     )
 
 
-def nl_sme_path(iterations: int = 1000, *, tv: float = 0.01) -> Attack:
+def nl_sme_path(iterations: int = 1000, *, tv: float = 0.01) -> MatchedAttack:
     """NL-SME with the Bezier path only: variant A of its ablation (table VI)."""
     return nl_sme(iterations, tv=tv, scaling=False)
 
 
-def nl_sme_scaling(iterations: int = 1000, *, tv: float = 0.01) -> Attack:
+def nl_sme_scaling(iterations: int = 1000, *, tv: float = 0.01) -> MatchedAttack:
     """NL-SME with the scaled gradients only: variant B of its ablation (table VI)."""
     return nl_sme(iterations, tv=tv, path=False)
 
@@ -262,14 +263,14 @@ def retrace(
     every: int = 25,
     damping: float = 0.1,
     switching: float = 0.05,
-) -> Attack:
+) -> MatchedAttack:
     """Retrace, leakscope's own: follow the path that a replay of the client takes.
 
     Beyond 150 iterations, a sixth is spent on the end, where the path is differentiated through:
     as many rounds as it holds, which begin with a replay each.
     """
     round_ = max(1, every // 3)
-    return Attack(
+    return MatchedAttack(
         trajectory=Retrace(
             nodes=nodes,
             every=every,
@@ -293,12 +294,12 @@ def retrace(
 
 def fedleak(
     iterations: int = 1000, *, keep: float = 0.3, share: float = 0.6, radius: float = 0.1
-) -> Attack:
+) -> MatchedAttack:
     """FedLeak (Fan et al. 2025): part of the gradient, flat minima.
 
     Its numbers are taken from ranges that third parties report; they are not verified.
     """
-    return Attack(
+    return MatchedAttack(
         trajectory=Start(),
         distance=Partial(AbsoluteCosine(), keep),
         priors=(TotalVariation(1e-3), Box()),
@@ -349,10 +350,7 @@ def closed_form() -> ClosedForm:
     return ClosedForm()
 
 
-Runnable = Attack | ClosedForm | Auto
-"""Whatever a recipe makes; all have ``needs`` and ``run``."""
-
-RECIPES: dict[str, Callable[..., Runnable]] = {
+RECIPES: dict[str, Callable[..., Attack]] = {
     recipe.__name__: recipe
     for recipe in (
         auto,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +28,7 @@ class Reconstruction:
         parameters: single numbers that the trajectory learned, such as ``alpha``.
         compiled: whether the attack's step was compiled, which changes the last bits.
         why: the reason for this attack, where several were tried.
+        match: distance of what was found, as the attack measures it; not a number if not told.
     """
 
     images: Tensor
@@ -39,6 +41,7 @@ class Reconstruction:
     parameters: State = field(default_factory=dict)
     compiled: bool = False
     why: str = ""
+    match: float = math.nan
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, whole or not at all."""
@@ -52,6 +55,7 @@ class Reconstruction:
             "labels_known": self.labels_known,
             "compiled": self.compiled,
             "why": self.why,
+            "match": self.match,
         }
         write_safetensors(tensors, {"leakscope.reconstruction": json.dumps(header)}, Path(path))
 

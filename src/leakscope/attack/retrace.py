@@ -15,7 +15,7 @@ from leakscope.attack import optimizer
 from leakscope.attack.problem import Problem
 from leakscope.attack.replay import Node, check_replay, replay
 from leakscope.attack.simulation import coarse
-from leakscope.attack.solver import Moment, Variable
+from leakscope.attack.solver import Moment, Phase, Variable
 from leakscope.attack.trajectory import Trajectory, both_ends
 from leakscope.errors import require
 from leakscope.state import State, cosine, mean, norm, under
@@ -23,6 +23,9 @@ from leakscope.state import State, cosine, mean, norm, under
 MEAN_OF = 4
 """Replays whose mean the end is compared by: one order of the examples differs from the mean of all
 as much as the client's own, and with uneven batches that costs more than the end gains."""
+
+ROUGH, GROWN, END = "rough", "grown", "end"
+"""The phases: one place on the path, all of them, and the path differentiated through."""
 
 SIMILAR = 0.9
 """Cosine with the replay from which on a few long steps tell how the path depends on the images."""
@@ -93,24 +96,32 @@ class Retrace(Trajectory):
         check_replay(problem)
         return {}
 
+    def during(self, phase: str) -> Trajectory:
+        """In the end the path is differentiated through."""
+        return Unrolled(self.strides) if phase == END else self
+
     def refresh(
-        self, problem: Problem, x: Tensor, y: Tensor, theta: Mapping[str, Tensor], now: Moment
-    ) -> State:
+        self, problem: Problem, x: Tensor, y: Tensor, phase: Phase, now: Moment
+    ) -> Phase | None:
         """Weights at all nodes, on the straight line at first, then from each replay that is due.
 
         Dummies that are still noise would cost a replay and tell nothing, so the first one comes
         after a third of the interval. In the end, what long steps miss of the replay instead.
         """
-        if self.unroll is not None and not self.traceable(theta):
+        if self.unroll is not None and END in phase.names:
             due = (now.done - self.unroll) % max(1, self.every // 3) == 0
-            return self._missed(problem, x, y, now.done, least=-math.inf) if due else {}
+            missed = Unrolled(self.strides).missed(problem, x, y, now.done) if due else {}
+            return Phase((END,), missed) if missed else None
         if self.unroll in now.reached and not problem.adaptive:
-            missed = self._missed(problem, x, y, now.done, least=SIMILAR)
+            missed = Unrolled(self.strides).missed(problem, x, y, now.done, least=SIMILAR)
             if missed:
-                return missed
+                return Phase((END,), missed)
         due = now.done == 0 or self.grow in now.reached or now.done % self.every == self.every // 3
+        if not due:
+            return None
         grown = now.reached.stop > self.grow
-        return self._path(problem, x, y, now.done, grown) if due else {}
+        name = GROWN if grown else ROUGH
+        return Phase((name,), self._path(problem, x, y, now.done, grown))
 
     def _path(self, problem: Problem, x: Tensor, y: Tensor, iteration: int, grown: bool) -> State:
         """Weights at the nodes of the path, all of them once it has ``grown``."""
@@ -139,30 +150,8 @@ class Retrace(Trajectory):
                 found[f"{number}/{name}"] = anchored.lerp(here, own)
         return found
 
-    def traceable(self, theta: Mapping[str, Tensor]) -> bool:
-        """Until the path is differentiated through."""
-        return not under(dict(theta), "missed/")
-
-    @torch.no_grad()
-    def _missed(
-        self, problem: Problem, x: Tensor, y: Tensor, iteration: int, least: float
-    ) -> State:
-        """What long steps miss of the replay; nothing if their cosine is not above ``least``."""
-        known = problem.protocol.need("lr", "batch_size")
-        scale = known.lr * problem.protocol.steps(problem.num_examples)
-        long = coarse(problem, x, y, self.strides)
-        orders = 1 if known.batch_size >= problem.num_examples else MEAN_OF
-        seeds = range(iteration * orders, (iteration + 1) * orders)
-        moved = mean([replay(problem, x, y, seed=seed).moved for seed in seeds])
-        if not cosine(long, moved) > least:  # also where it diverged
-            return {}
-        return {f"missed/{name}": tensor / scale - long[name] for name, tensor in moved.items()}
-
     def predict(self, problem: Problem, x: Tensor, y: Tensor, theta: Mapping[str, Tensor]) -> State:
         """The mean movement of a local step, in units of the step size."""
-        if missed := under(dict(theta), "missed/"):
-            long = coarse(problem, x, y, self.strides)
-            return {name: tensor + missed[name] for name, tensor in long.items()}
         protocol, shares = problem.protocol, theta["shares"]
         decay = problem.decay(len(x)) if protocol.optimizer == "adamw" else 0.0
         places = [under(dict(theta), f"{number}/") for number in range(len(shares))]
@@ -183,6 +172,40 @@ class Retrace(Trajectory):
                 moves = [m + decay * place[name] for m, place in zip(moves, places, strict=True)]
             total[name] = _mixed(shares, moves)
         return total
+
+
+@dataclass(frozen=True)
+class Unrolled(Trajectory):
+    """``coarse(x) + replayed(x') - coarse(x')``: the end of :class:`Retrace`.
+
+    Attributes:
+        strides: long steps that stand for the client's.
+    """
+
+    strides: int
+    replays: ClassVar[bool] = True
+    traceable: ClassVar[bool] = False
+
+    @torch.no_grad()
+    def missed(
+        self, problem: Problem, x: Tensor, y: Tensor, iteration: int, least: float = -math.inf
+    ) -> State:
+        """What long steps miss of the replay; nothing if their cosine is not above ``least``."""
+        known = problem.protocol.need("lr", "batch_size")
+        scale = known.lr * problem.protocol.steps(problem.num_examples)
+        long = coarse(problem, x, y, self.strides)
+        orders = 1 if known.batch_size >= problem.num_examples else MEAN_OF
+        seeds = range(iteration * orders, (iteration + 1) * orders)
+        moved = mean([replay(problem, x, y, seed=seed).moved for seed in seeds])
+        if not cosine(long, moved) > least:  # also where it diverged
+            return {}
+        return {f"missed/{name}": tensor / scale - long[name] for name, tensor in moved.items()}
+
+    def predict(self, problem: Problem, x: Tensor, y: Tensor, theta: Mapping[str, Tensor]) -> State:
+        """The mean movement of a local step, in units of the step size."""
+        missed = under(dict(theta), "missed/")
+        long = coarse(problem, x, y, self.strides)
+        return {name: tensor + missed[name] for name, tensor in long.items()}
 
 
 def _mixed(weights: Tensor, tensors: Sequence[Tensor]) -> Tensor:

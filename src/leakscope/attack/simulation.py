@@ -32,10 +32,7 @@ class Simulation(Trajectory):
 
     per_epoch: bool = False
     replays: ClassVar[bool] = True
-
-    def traceable(self, theta: Mapping[str, Tensor]) -> bool:
-        """No: what is computed twice is beyond the compiler."""
-        return False
+    traceable: ClassVar[bool] = False  # what is computed twice is beyond the compiler
 
     def copies(self, problem: Problem) -> int:
         """One dummy per image, or one per image and epoch."""

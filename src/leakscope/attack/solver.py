@@ -8,18 +8,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from leakscope.attack.checkpoint import Checkpoint, Saved
 from leakscope.attack.compiling import MEASURED, Compiling, compiled, log_failure, pays
 from leakscope.attack.schedule import Schedule
 from leakscope.errors import LeakscopeError, require
-from leakscope.state import State
+from leakscope.execution import Checkpoint, Pause, Paused, Progress
+from leakscope.state import State, under
 
 
 def _unchanged(value: Tensor) -> Tensor:
@@ -45,12 +45,15 @@ class Variable:
 
 
 class Objective(Protocol):
-    """What is minimised: a pure function of all values."""
+    """What is minimised: in each phase a pure function of all values."""
 
-    def __call__(self, values: Mapping[str, Tensor], share: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, values: Mapping[str, Tensor], share: Tensor, phases: tuple[str, ...]
+    ) -> tuple[Tensor, Tensor]:
         """(loss, match): the whole objective and its distance term, both scalars.
 
-        ``share`` of all iterations have been done, a scalar.
+        ``share`` of all iterations have been done, a scalar; ``phases`` are the names of the
+        present :class:`Phase`.
         """
         ...
 
@@ -72,16 +75,26 @@ class Moment(NamedTuple):
     reached: range
 
 
-Refresh = Callable[[State, Moment], State]
-"""Called before every iteration with all values; what it returns takes the place of constants, or
-joins them."""
+@dataclass(frozen=True, eq=False)
+class Phase:
+    """What holds until the next one begins.
 
-Traceable = Callable[[State], bool]
-"""Whether a step with these constants can be compiled."""
+    Attributes:
+        names: what it is called, one name for each part of the objective that changes with it. With
+            other names the step is another one, which is compiled anew.
+        constants: further values that follow from the others.
+    """
 
-Progress = Callable[[int, int, Tensor | None], None]
-"""Called after every iteration with (done, total, match), where work without a match gives
-``None``. Reading ``match`` may cost a device synchronisation: the callee decides how often to."""
+    names: tuple[str, ...] = ()
+    constants: State = field(default_factory=dict)
+
+
+Refresh = Callable[[State, Phase, Moment], Phase | None]
+"""Called before every iteration with all values and the present phase; returns the next one, or
+``None`` if that one goes on."""
+
+Traceable = Callable[[tuple[str, ...]], bool]
+"""Whether a step of the phase of these names can be compiled."""
 
 
 @dataclass(frozen=True)
@@ -148,13 +161,13 @@ class Solver:
             return self.iterations
         return self.decay.next_stage(iteration, self.iterations)
 
-    def hurried(self, loop: Saved) -> Saved:
+    def hurried(self, loop: Loop) -> Loop:
         """The same, as far on the schedule as the time demands."""
         if self.seconds is None:
             return loop
         due = math.ceil(min(1.0, loop.seconds / self.seconds) * self.iterations)
         begun = loop.done if due >= self.next_stage(loop.place) else loop.begun
-        return loop._replace(place=max(loop.place, due), begun=begun)
+        return replace(loop, place=max(loop.place, due), begun=begun)
 
     def start(self, values: State) -> State:
         """The solver's own state before the first step."""
@@ -212,6 +225,76 @@ class Solution:
     compiled: bool
 
 
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """The state of the loop between two iterations.
+
+    Attributes:
+        values: of the variables that are learned.
+        constants: of the others.
+        phase: what holds now.
+        state: the solver's own.
+        track: [iterations, 2], loss and match so far.
+        done: how many iterations.
+        place: on the schedule; further than ``done`` once a stage was left early.
+        begun: iterations done when the present stage began.
+        since: iterations done and seconds spent when the present phase began.
+        fast: whether the step of this phase is compiled, once that has been decided.
+        compiled: whether that of any was.
+        seconds: spent.
+    """
+
+    values: State
+    constants: State
+    phase: Phase
+    state: State
+    track: Tensor
+    done: int = 0
+    place: int = 0
+    begun: int = 0
+    since: tuple[int, float] = (0, 0.0)
+    fast: bool | None = None
+    compiled: bool = False
+    seconds: float = 0.0
+
+    @property
+    def all_values(self) -> State:
+        """Learned, constant, and of the phase."""
+        return {**self.constants, **self.phase.constants, **self.values}
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Store it."""
+        states = {
+            "values": self.values,
+            "constants": self.constants,
+            "phase": self.phase.constants,
+            "state": self.state,
+        }
+        tensors = {f"{part}/{n}": t for part, state in states.items() for n, t in state.items()}
+        numbers = {name: getattr(self, name) for name in _NUMBERS}
+        checkpoint.save({**tensors, "track": self.track}, {**numbers, "phases": self.phase.names})
+
+    def restored(self, checkpoint: Checkpoint) -> Loop:
+        """What was stored in a run of the same work, or this state if nothing was."""
+        saved = checkpoint.load()
+        if saved is None:
+            return self
+        tensors, numbers = saved
+        moved = {name: tensor.to(self.track.device) for name, tensor in tensors.items()}
+        phase = Phase(tuple(numbers.pop("phases")), under(moved, "phase/"))
+        return Loop(
+            values=under(moved, "values/"),
+            constants=under(moved, "constants/"),
+            phase=phase,
+            state=under(moved, "state/"),
+            track=moved["track"],
+            **numbers,
+        )
+
+
+_NUMBERS = ("done", "place", "begun", "since", "fast", "compiled", "seconds")
+
+
 def solve(
     objective: Objective,
     variables: Mapping[str, Variable],
@@ -219,9 +302,10 @@ def solve(
     *,
     refresh: Refresh | None = None,
     on_progress: Progress | None = None,
+    paused: Paused = lambda: False,
     checkpoint: Checkpoint | None = None,
     compiling: Compiling = "auto",
-    traceable: Traceable = lambda constants: True,
+    traceable: Traceable = lambda phases: True,
 ) -> Solution:
     """Minimise ``objective`` over the variables that have a step size.
 
@@ -229,8 +313,9 @@ def solve(
         objective: pure function of all values.
         variables: what it depends on.
         solver: the update rule and its schedule.
-        refresh: computes constants anew that follow from the values of the others.
+        refresh: begins the phases.
         on_progress: called after every iteration.
+        paused: asked after every iteration whether to store the state and raise :class:`Pause`.
         checkpoint: where to store the state from time to time and to resume from.
         compiling: whether to compile the step.
         traceable: whether the objective allows it.
@@ -240,35 +325,37 @@ def solve(
     learned = {name: v for name, v in variables.items() if v.lr is not None}
     values = {name: v.value for name, v in learned.items()}
     track = torch.zeros((solver.iterations, 2), device=values["images"].device)
-    loop = Saved(values, constants, solver.start(values), track)
-    if checkpoint is not None and (saved := checkpoint.load()) is not None:
-        loop = saved.to(track.device)
+    loop = Loop(values, constants, Phase(), solver.start(values), track)
+    if checkpoint is not None:
+        loop = loop.restored(checkpoint)
         began -= loop.seconds
     steps = _Steps(objective, learned, solver, compiling, traceable)
     reached = range(loop.place, loop.place + 1)
     try:
         while loop.place < solver.iterations and not solver.finished(loop.state):
-            constants = loop.constants
-            if refresh is not None:
-                now = Moment(loop.done, reached)
-                constants = {**constants, **refresh({**constants, **loop.values}, now)}
-            if loop.fast and constants.keys() != loop.constants.keys():
-                loop = loop._replace(since=(loop.done, time.perf_counter() - began), fast=None)
-            loop, losses = steps.next(loop._replace(constants=constants))
-            loop = solver.hurried(loop._replace(seconds=time.perf_counter() - began))
+            now = Moment(loop.done, reached)
+            phase = None if refresh is None else refresh(loop.all_values, loop.phase, now)
+            if phase is not None:
+                if loop.fast and phase.names != loop.phase.names:
+                    loop = replace(loop, since=(loop.done, time.perf_counter() - began), fast=None)
+                loop = replace(loop, phase=phase)
+            loop, losses = steps.next(loop)
+            loop = solver.hurried(replace(loop, seconds=time.perf_counter() - began))
             reached = range(reached.stop, loop.place + 1)
             if on_progress is not None:
                 on_progress(loop.place, solver.iterations, losses[1])
             if checkpoint is not None and checkpoint.due():
-                checkpoint.save(loop)
-    except KeyboardInterrupt:
+                loop.save(checkpoint)
+            if paused():
+                raise Pause
+    except (KeyboardInterrupt, Pause):
         if checkpoint is not None:
-            checkpoint.save(loop)
+            loop.save(checkpoint)
         raise
     if checkpoint is not None:
-        checkpoint.save(loop)
-    found = {**loop.constants, **solver.answer(loop.values, loop.state)}
-    loss, match = objective(found, torch.ones_like(track[0, 0]))
+        loop.save(checkpoint)
+    found = {**loop.all_values, **solver.answer(loop.values, loop.state)}
+    loss, match = objective(found, torch.ones_like(track[0, 0]), loop.phase.names)
     if not (loss.isfinite() and match.isfinite()):
         raise LeakscopeError("the attack diverged (its loss is not finite): lower its lr")
     losses, matches = loop.track[: loop.done].cpu().unbind(1)
@@ -300,9 +387,9 @@ class _Steps:
         self.compiling, self.traceable = compiling, traceable
         # Of the steps that move different variables the most frequent one is worth compiling.
         self.frequent = [name for name, v in learned.items() if v.every == 1]
-        self.fast = compiled(self._step(self.frequent))
+        self.fast: dict[tuple[str, ...], Step] = {}
 
-    def next(self, loop: Saved) -> tuple[Saved, Tensor]:
+    def next(self, loop: Loop) -> tuple[Loop, Tensor]:
         """The loop after one more iteration, and [loss, match] before it."""
         solver, place = self.solver, loop.place
         loop = self._decide(loop)
@@ -310,7 +397,7 @@ class _Steps:
         device = loop.track.device
         inputs = (
             {name: loop.values[name] for name in due},
-            {**loop.constants, **{n: t for n, t in loop.values.items() if n not in due}},
+            {n: t for n, t in loop.all_values.items() if n not in due},
             loop.state,
             torch.tensor(place / solver.iterations, device=device),
             torch.tensor(solver.scale(place), device=device),
@@ -319,12 +406,12 @@ class _Steps:
         outputs = None
         if loop.fast and due == self.frequent:
             try:
-                outputs = self.fast(*inputs)
-                loop = loop._replace(compiled=True)
+                outputs = self._fast(loop.phase.names)(*inputs)
+                loop = replace(loop, compiled=True)
             except Exception as error:  # whatever is wrong with the step itself, it raises below
                 log_failure(error)
-                loop = loop._replace(fast=False)
-        values, state, losses = outputs or self._step(due)(*inputs)
+                loop = replace(loop, fast=False)
+        values, state, losses = outputs or self._step(due, loop.phase.names)(*inputs)
         loop.track[loop.done] = losses
         done, place = loop.done + 1, place + 1
         begun = loop.begun
@@ -333,10 +420,15 @@ class _Steps:
         elif solver.plateau is not None and solver.plateau.reached(loop.track[begun:done, 1]):
             begun, place = done, solver.next_stage(place)
         values, state = {**loop.values, **values}, {**loop.state, **state}
-        loop = loop._replace(values=values, state=state, done=done, place=place, begun=begun)
+        loop = replace(loop, values=values, state=state, done=done, place=place, begun=begun)
         return loop, losses
 
-    def _decide(self, loop: Saved) -> Saved:
+    def _fast(self, phases: tuple[str, ...]) -> Step:
+        if phases not in self.fast:
+            self.fast[phases] = compiled(self._step(self.frequent, phases))
+        return self.fast[phases]
+
+    def _decide(self, loop: Loop) -> Loop:
         """Whether to compile, once enough iterations of the step's present form are measured."""
         measured, seconds = loop.done - loop.since[0], loop.seconds - loop.since[1]
         if loop.fast is not None or measured < MEASURED:
@@ -345,10 +437,10 @@ class _Steps:
         if self.solver.seconds is not None:
             remaining = min(remaining, self.solver.seconds - loop.seconds)
         wanted = self.compiling == "always" or (self.compiling == "auto" and pays(remaining))
-        possible = self.solver.pure and self.traceable(loop.constants)
-        return loop._replace(fast=possible and wanted)
+        possible = self.solver.pure and self.traceable(loop.phase.names)
+        return replace(loop, fast=possible and wanted)
 
-    def _step(self, due: Sequence[str]) -> Step:
+    def _step(self, due: Sequence[str], phases: tuple[str, ...]) -> Step:
         learned = {name: self.learned[name] for name in due}
 
         def step(
@@ -356,7 +448,7 @@ class _Steps:
         ) -> tuple[State, State, Tensor]:
             def differentiate(values: State) -> tuple[State, tuple[Tensor, Tensor]]:
                 return grad_and_value(
-                    lambda v: self.objective({**constants, **v}, share), has_aux=True
+                    lambda v: self.objective({**constants, **v}, share, phases), has_aux=True
                 )(values)
 
             return self.solver.step(differentiate, learned, values, state, Clock(scale, n))

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from leakscope.attack.problem import Problem
-from leakscope.attack.solver import Moment, Variable
+from leakscope.attack.solver import Moment, Phase, Variable
 from leakscope.errors import LeakscopeError, require
 from leakscope.state import State, lerp, under
 
@@ -19,9 +19,11 @@ class Trajectory:
 
     Attributes:
         replays: whether it goes through the client's local steps, whose settings must be known.
+        traceable: whether :meth:`predict` can be compiled as it is.
     """
 
     replays: ClassVar[bool] = False
+    traceable: ClassVar[bool] = True
 
     def variables(self, problem: Problem) -> dict[str, Variable]:
         """The learnable parameters at their start, each with its rate and projection."""
@@ -34,7 +36,7 @@ class Trajectory:
             problem: the update under attack.
             x: dummy images, normalised, [N * copies, C, H, W].
             y: dummy labels [N], or class probabilities [N, classes].
-            theta: current values of :meth:`variables`.
+            theta: current values of :meth:`variables`, and the constants of the phase.
         """
         raise NotImplementedError
 
@@ -45,18 +47,18 @@ class Trajectory:
         return x.new_zeros(())
 
     def refresh(
-        self, problem: Problem, x: Tensor, y: Tensor, theta: Mapping[str, Tensor], now: Moment
-    ) -> State:
-        """Further entries of ``theta``, to hold from ``now`` on.
+        self, problem: Problem, x: Tensor, y: Tensor, phase: Phase, now: Moment
+    ) -> Phase | None:
+        """The phase that begins ``now``, with one name, or ``None`` if ``phase`` goes on.
 
-        They follow from the dummy data, but no gradient flows through them. Nothing by default,
-        and nothing whenever those of an earlier iteration still hold.
+        Its constants follow from the dummy data, but no gradient flows through them. By default
+        there is one phase, without constants.
         """
-        return {}
+        return None
 
-    def traceable(self, theta: Mapping[str, Tensor]) -> bool:
-        """Whether :meth:`predict` can be compiled as it is with ``theta``."""
-        return True
+    def during(self, phase: str) -> Trajectory:
+        """What predicts during the phase of this name."""
+        return self
 
     def copies(self, problem: Problem) -> int:
         """How many dummies stand for one image of the client."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from leakscope.audit.progress import watching
+from leakscope.audit.run import train
 from leakscope.audit.scenario import NONE, Protection, Scenario, UtilityPart
-from leakscope.audit.stage import Stage
+from leakscope.audit.setting import Setting, Stage, sent, stage
 from leakscope.audit.utility import check_utility
 from leakscope.errors import LeakscopeError
+from leakscope.execution.executors import Cache
 from leakscope.state import norm
 from leakscope.update import Update
 
@@ -35,16 +36,16 @@ def knobs(scenario: Scenario) -> list[tuple[str, Scenario]]:
     if scenario.vary or scenario.defences != (Protection(label=NONE),):
         raise LeakscopeError("advise turns the knobs itself: take vary and defences out")
     base = scenario.model_copy(update={"utility": scenario.utility or UtilityPart()})
-    stage = Stage.of(base)
-    stage.check()
-    check_utility(stage, base.utility or UtilityPart())
-    with watching() as watch, watch("federated rounds") as progress:
-        network = stage.network(progress)
-    update = stage.sent(stage.victims(network, base.defences[0], 0).clients[0])
-    return [("", base), *_settings(base, stage), *_defended(base, update)]
+    cache, setting, utility = Cache(), Setting.of(base), base.utility or UtilityPart()
+    on = cache.get(stage, setting)
+    on.check(())
+    check_utility(on, utility)
+    train([("", base)], cache)
+    update = cache.get(sent, setting, (), 0, False).update
+    return [("", base), *_settings(base, on, utility), *_defended(base, update)]
 
 
-def _settings(base: Scenario, stage: Stage) -> list[tuple[str, Scenario]]:
+def _settings(base: Scenario, on: Stage, utility: UtilityPart) -> list[tuple[str, Scenario]]:
     """Other ways to train."""
     client = base.client
     batch = min(client.batch_size or client.examples, client.examples)
@@ -54,8 +55,7 @@ def _settings(base: Scenario, stage: Stage) -> list[tuple[str, Scenario]]:
         size = min(max(1, round(factor * batch)), client.examples)
         changes.append(("batch_size", size, batch))
     more = round(FACTORS[-1] * client.examples)
-    assert base.utility is not None
-    if more * client.count < len(stage.dataset) * (1 - base.utility.test) / 2:
+    if more * client.count < len(on.dataset) * (1 - utility.test) / 2:
         changes.append(("examples", more, client.examples))
     return [
         (f"{field}={value}", _changed(base, {"client": {field: value}}))

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import ValidationError
-from torch import Tensor, nn
+from torch import nn
 
 from leakscope import models
 from leakscope.attack import joint
-from leakscope.attack.attack import Attack
-from leakscope.attack.auto import Auto
-from leakscope.attack.papers import Runnable
+from leakscope.attack.attack import Attack, RunOptions
 from leakscope.attack.reconstruction import Reconstruction
-from leakscope.attack.solver import Progress
-from leakscope.audit.evidence import Evidence, Provenance, count_parameters
-from leakscope.audit.progress import Watch
 from leakscope.audit.scenario import AttackPart
-from leakscope.audit.store import Store
 from leakscope.errors import LeakscopeError, validation_errors
+from leakscope.execution.progress import Watch
+from leakscope.execution.store import Store
 from leakscope.federated.client import resolve_normalization
+from leakscope.judge import Evidence, Provenance
+from leakscope.judge.evidence import count_parameters
 from leakscope.update import Protocol, Update
 
 
@@ -59,30 +58,23 @@ def attack_captured(
         part = AttackPart(name=attack_name, options=options)
     except ValidationError as error:
         raise LeakscopeError("\n".join(validation_errors(error, AttackPart))) from None
-    updates = [_load(path, told) for path in paths]
+    updates = [completed(Update.load(path), told) for path in paths]
     protocol = updates[0].protocol
-    protocol.need("input_shape", "classes")
-    assert protocol.input_shape is not None
-    assert protocol.classes is not None
-    channels, height, _ = protocol.input_shape
-    model = models.build(model_name, classes=protocol.classes, channels=channels, size=height)
+    model = network(model_name, protocol)
     known = None if labels is None else torch.tensor(_numbers("labels", labels, int))
-    attack = part.build()
-    Store(out).prepare()
+    attack, store = part.build(), Store(out)
+    store.prepare()
+    folder = store.scratch("attack")
     with watch(attack_name) as progress:
+        run_options = RunOptions(
+            labels=known, seed=seed, device=device, on_progress=progress, folder=folder
+        )
         if len(updates) == 1:
-            found = attack.run(
-                model,
-                updates[0],
-                labels=known,
-                seed=seed,
-                device=device,
-                on_progress=progress,
-                checkpoint=out / "attack.checkpoint",
-            )
+            found = attack.attempt(model, updates[0], run_options)
         else:
-            found = _together(attack, model, updates, known, seed, device, progress, out)
+            found = _together(attack, model, updates, run_options)
     found.save(out / "reconstruction.safetensors")
+    store.forget("attack")
     shares = "weights" if updates[0].gradient is None else "gradient"
     provenance = Provenance(
         title=f"{attack_name} on {' and '.join(path.name for path in paths)}",
@@ -93,6 +85,13 @@ def attack_captured(
     )
     evidence = Evidence(attack_name, 0, protocol, shares, found, recipe=attack_name)
     return evidence, provenance
+
+
+def network(name: str, protocol: Protocol) -> nn.Module:
+    """The network of an update, whose weights do not matter."""
+    known = protocol.need("input_shape", "classes")
+    channels, height, _ = known.input_shape
+    return models.build(name, classes=known.classes, channels=channels, size=height)
 
 
 def recipe_options(settings: Sequence[str], iterations: int | None) -> dict[str, Any]:
@@ -125,50 +124,25 @@ def named_values(
     return values
 
 
-def _load(path: Path, told: dict[str, Any]) -> Update:
-    """The update at ``path`` with what the user adds to its protocol."""
-    update = Update.load(path)
-    return Update(
-        before=update.before,
-        after=update.after,
-        gradient=update.gradient,
-        num_examples=update.num_examples,
-        protocol=complete(update.protocol, told),
-    )
-
-
 def _together(
-    attack: Runnable,
-    model: nn.Module,
-    updates: list[Update],
-    known: Tensor | None,
-    seed: int,
-    device: str | None,
-    progress: Progress | None,
-    out: Path,
+    attack: Attack, model: nn.Module, updates: list[Update], options: RunOptions
 ) -> Reconstruction:
     """All updates at once: which of their images are the same is found out on the way."""
-    if isinstance(attack, Auto):
-        attack = attack.strongest(model, updates[0])
-    if not isinstance(attack, Attack):
-        raise LeakscopeError("the closed form takes one update: give one file")
-    told = None if known is None else [[known]] * len(updates)
-    rehearsal = max(1, attack.solver.iterations // 5)  # AGIC: 2,000 of 10,000
+    searching = attack.searching(model, updates[0])
+    known = None if options.labels is None else [[options.labels]] * len(updates)
     return joint.reconstruct(
-        attack,
+        searching,
         model,
         [[update] for update in updates],
-        labels=told,
-        rehearsal=rehearsal,
-        seed=seed,
-        device=device,
-        on_progress=progress,
-        keep=out,
+        labels=known,
+        rehearsal=max(1, (searching.iterations or 1) // 5),  # AGIC: 2,000 of 10,000
+        options=options,
     ).found
 
 
-def complete(protocol: Protocol, told: dict[str, Any]) -> Protocol:
-    """``protocol`` with the fields that the user told on the command line."""
+def completed(update: Update, told: dict[str, Any]) -> Update:
+    """``update`` with the fields of its protocol that the user told on the command line."""
+    protocol = update.protocol
     fields = protocol.model_dump(exclude_unset=True) | told
     if isinstance(fields.get("input_shape"), str):
         fields["input_shape"] = _numbers("input-shape", fields["input_shape"], int)
@@ -177,7 +151,7 @@ def complete(protocol: Protocol, told: dict[str, Any]) -> Protocol:
             protocol.need("input_shape")
         fields["normalize"] = _normalization(fields["normalize"], fields["input_shape"][0])
     try:
-        return Protocol.model_validate(fields)
+        return replace(update, protocol=Protocol.model_validate(fields))
     except ValidationError as error:
         raise LeakscopeError("\n".join(validation_errors(error, Protocol))) from None
 

@@ -1,131 +1,103 @@
-"""Runs a scenario: simulate, attack, measure. Everything finished is on disk and not done again."""
+"""Runs an audit: plan, trials, store. Everything finished is on disk and not done again."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from leakscope.audit import recorded, simulated
-from leakscope.audit.collect import collect
-from leakscope.audit.evidence import Evidence, Provenance
-from leakscope.audit.plan import Settings, distinct, plan, written
-from leakscope.audit.progress import Board, watching
-from leakscope.audit.recorded import Request
+from leakscope.audit.folder import Folder
+from leakscope.audit.plan import Plan, Planned, Settings, plan
+from leakscope.audit.recorded import RecordedAudit, plan_recorded
 from leakscope.audit.scenario import Scenario
-from leakscope.audit.stage import Stage
-from leakscope.audit.store import Store
-from leakscope.audit.sweep import Means, sweep
+from leakscope.audit.setting import Setting, stage
 from leakscope.errors import LeakscopeError
-
-RUN, PLAN = "run.json", "plan.jsonl"
-"""What an audit leaves beside its trials: what was asked for, and which trials that takes."""
+from leakscope.execution.executors import Cache
+from leakscope.execution.progress import Screen, watching
+from leakscope.execution.store import Store
+from leakscope.execution.sweep import Resources, sweep
+from leakscope.judge import Evidence, Provenance
 
 
 def run(
     scenario: Scenario,
     out: str | Path,
-    means: Means | None = None,
+    resources: Resources | None = None,
     command: str = "",
+    settings: Settings | None = None,
 ) -> tuple[list[Evidence], Provenance]:
     """Run all attacks on all clients of ``scenario`` and leave everything in ``out``.
 
     What an earlier run of the same scenario finished is read back; an attack that was cut off
-    goes on from its last checkpoint. Several processes may work on the same folder.
+    goes on from where it was. Several processes may work on the same folder.
 
     Args:
         scenario: what to do.
         out: folder, or URL that fsspec can open, for the results.
-        means: how; in this process by default.
+        resources: how; in this process by default.
         command: for the report.
+        settings: scenarios with nothing left to vary, each with what it is called; by default
+            those of ``scenario``.
     """
-    return run_settings(scenario, scenario.settings(), out, means, command)
-
-
-def run_settings(
-    scenario: Scenario,
-    settings: Settings,
-    out: str | Path,
-    means: Means | None = None,
-    command: str = "",
-) -> tuple[list[Evidence], Provenance]:
-    """Run all attacks on all clients of all ``settings``, each with its defences.
-
-    Args:
-        scenario: what they derive from, for the record.
-        settings: scenarios with nothing left to vary, each with what it is called.
-        out: folder or URL for the results.
-        means: how; in this process by default.
-        command: for the report.
-    """
-    simulated.forget()
-    rows, store = plan(settings), Store(out)
+    cache, store = Cache(), Store(out)
+    settings = scenario.settings() if settings is None else settings
+    planned = plan(scenario, settings, cache, command)
     store.prepare()
-    content = {
-        "scenario": scenario.model_dump(mode="json"),
-        "settings": [[name, each.model_dump(mode="json")] for name, each in settings],
-        "command": command,
-    }
-    store.write(RUN, json.dumps(content))
-    store.write(PLAN, written(rows))
     store.write("scenario.yaml", scenario.dump())
-    _train(settings)
-    trials = distinct(rows)
-    with Board() as board:
-        sweep(store, trials, means or Means(), board)
-    store.tidy([trial.id for trial in trials])
-    return collect(rows, store, scenario, command)
+    train(settings, cache)
+    return _do(planned, store, resources, cache)
 
 
 def run_recorded(
-    request: Request, out: str | Path, means: Means | None = None, command: str = ""
+    asked: RecordedAudit, out: str | Path, resources: Resources | None = None, command: str = ""
 ) -> tuple[list[Evidence], Provenance]:
-    """Attack every recorded update of ``request`` and leave everything in ``out``.
+    """Attack every recorded update that is ``asked`` for and leave everything in ``out``.
 
     Args:
-        request: the updates, and how to attack them.
+        asked: which updates, and how to attack them.
         out: folder or URL for the results.
-        means: how; in this process by default.
+        resources: how; in this process by default.
         command: for the report.
     """
-    recorded.forget()
-    records, store = request.records(), Store(out)
+    cache, store = Cache(), Store(out)
+    planned = plan_recorded(asked, cache, command)
     store.prepare()
-    content = {"recorded": request.model_dump(mode="json"), "command": command}
-    store.write(RUN, json.dumps(content))
-    store.write(PLAN, recorded.written(records))
-    trials = list({trial.id: trial for each in records for trial in each.trials}.values())
-    with Board() as board:
-        sweep(store, trials, means or Means(), board)
-    store.tidy([trial.id for trial in trials])
-    return recorded.collect(request, records, store, command)
+    return _do(planned, store, resources, cache)
 
 
-def read_back(out: str | Path) -> tuple[list[Evidence], Provenance]:
-    """What an audit has found so far, whether or not it still runs."""
-    simulated.forget()
-    recorded.forget()
-    store = Store(out)
+def _do(
+    planned: Planned, store: Store, resources: Resources | None, cache: Cache
+) -> tuple[list[Evidence], Provenance]:
+    with Screen(lambda low, high: f"images from {low:.1f} to {high:.1f} dB") as screen:
+        if (changed := _changed(planned.plan, store)) is not None:
+            screen.say(changed)
+        planned.plan.save(store)
+        sweep(store, planned.trials, resources or Resources(), screen, cache)
+    return Folder(store.url).read()
+
+
+def _changed(plan: Plan, store: Store) -> str | None:
+    """What is kept and what is new where the folder holds another audit."""
     try:
-        content = json.loads(store.text(RUN))
-        command = str(content["command"])
-        if "recorded" in content:
-            request = Request.model_validate(content["recorded"])
-        else:
-            scenario = Scenario.model_validate(content["scenario"])
-            settings = [(name, Scenario.model_validate(each)) for name, each in content["settings"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise LeakscopeError(f"{out} has no {RUN}: give the folder of an audit") from None
-    if "recorded" in content:
-        return recorded.collect(request, request.records(), store, command)
-    return collect(plan(settings), store, scenario, command)
+        before = Folder(store.url).plan
+    except LeakscopeError:
+        return None
+    wanted, there = set(plan.trials), set(store.finished())
+    if wanted == set(before.trials):
+        return None
+    kept, left = wanted & there, there - wanted
+    return (
+        f"{store.name} held another audit: {len(kept)} of its trials are used again, "
+        f"{len(wanted - there)} are new, {len(left)} are not part of this one and stay where "
+        "they are"
+    )
 
 
-def _train(settings: Settings) -> None:
+def train(settings: Settings, cache: Cache) -> None:
     """Networks that are trained first: once, before many processes want them."""
-    trained = [scenario for _, scenario in settings if scenario.federation is not None]
-    if not trained:
+    federated = [Setting.of(each) for _, each in settings if each.federation is not None]
+    if not federated:
         return
     with watching() as watch:
-        for scenario in trained:
+        for setting in federated:
             with watch("federated rounds") as progress:
-                Stage.of(scenario).network(progress)
+                on = cache.get(stage, setting)
+                on.network(lambda done, total: progress(done, total, None))

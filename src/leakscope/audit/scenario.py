@@ -24,12 +24,13 @@ from pydantic import (
 )
 
 from leakscope import data, models
+from leakscope.attack.attack import Attack
 from leakscope.attack.compiling import Compiling
-from leakscope.attack.papers import RECIPES, Runnable
+from leakscope.attack.papers import RECIPES
 from leakscope.data.constants import CONSTANTS
 from leakscope.errors import LeakscopeError, unknown, validation_errors
-from leakscope.federated.defence import Defence
 from leakscope.federated.defences import DEFENCES
+from leakscope.federated.defences.base import Defence
 from leakscope.update import Normalization, Protocol
 
 AUTO = "auto"
@@ -196,7 +197,7 @@ class AttackPart(_Part):
         object.__setattr__(self, "label", self.label or self.name)
         return self
 
-    def build(self) -> Runnable:
+    def build(self) -> Attack:
         """The recipe with these options."""
         return RECIPES[self.name](**self.options)
 

@@ -1,4 +1,4 @@
-"""What a defence costs: the accuracy that is left, the bytes that are sent, what is proven."""
+"""What a defence costs: the accuracy that is left."""
 
 from __future__ import annotations
 
@@ -8,61 +8,20 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from leakscope.audit.evidence import Configuration, Utility
-from leakscope.audit.scenario import Protection, UtilityPart
-from leakscope.audit.stage import Stage, training
+from leakscope.audit.scenario import UtilityPart
+from leakscope.audit.setting import Defences, Stage, training
 from leakscope.data import Dataset
 from leakscope.errors import LeakscopeError
 from leakscope.federated import Client, federate
 from leakscope.federated.local import normalized
+from leakscope.judge import Utility
 
 Follow = Callable[[int, int], None]
 """Called with (done, total) rounds of training."""
 
 
-def configuration(
-    stage: Stage,
-    setting: str,
-    protection: Protection,
-    client: Client,
-    bytes_sent: int,
-    utility: Utility | None,
-) -> Configuration:
-    """What distinguishes one row of an audit.
-
-    Args:
-        stage: the setting.
-        setting: what its varied values are called.
-        protection: what its clients do against leakage.
-        client: one of them.
-        bytes_sent: by it.
-        utility: what can be learned from such clients, if that was measured.
-    """
-    defences = client.defences
-    rounds = 1 if utility is None else utility.rounds
-    proven = [each.guarantee(client.protocol, len(client.images), rounds) for each in defences]
-    names = [part.name for part in protection.parts]
-    aware = any(attack.aware for attack in stage.scenario.attacks)
-    return Configuration(
-        setting=setting,
-        defence=protection.label,
-        parts=tuple(names),
-        known=tuple(defence.known for defence in defences),
-        adaptive=tuple(each.adaptive for each in defences if each.adaptive and aware),
-        ignored=tuple(
-            name
-            for name, each in zip(names, defences, strict=True)
-            if not (each.adaptive and aware)
-        ),
-        bytes_sent=bytes_sent,
-        guarantee=next((each for each in proven if each is not None), None),
-        rounds=rounds,
-        utility=utility,
-    )
-
-
 def measured_utility(
-    stage: Stage, protection: Protection, part: UtilityPart, follow: Follow | None = None
+    stage: Stage, defences: Defences, part: UtilityPart, follow: Follow | None = None
 ) -> Utility:
     """Accuracy of a network trained by clients of this configuration, on images none of them had.
 
@@ -70,17 +29,17 @@ def measured_utility(
     images.
     """
     # Adding up updates in secret changes nothing about their sum.
-    defences = tuple(each for each in protection.build() if each.clients == 1)
-    pool, scenario = stage.pool, stage.scenario
+    defences = tuple(each for each in defences if each.clients == 1)
+    pool, setting = stage.pool, stage.setting
     began, accuracies = time.perf_counter(), []
     for repeat in range(part.seeds):
-        seed = scenario.seed + repeat
+        seed = setting.seed + repeat
 
         def on_round(done: int, total: int, repeat: int = repeat) -> None:
             if follow is not None:
                 follow(repeat * total + done, part.seeds * total)
 
-        test, clients = _shared_out(pool, part, scenario.client.examples, seed)
+        test, clients = _shared_out(pool, part, setting.client.examples, seed)
         model = federate(
             stage.fresh_network,
             [(each.images, each.labels) for each in clients],
@@ -88,7 +47,7 @@ def measured_utility(
             seed=seed,
             on_round=on_round,
             defences=defences,
-            **training(scenario.client),
+            **training(setting.client),
         )
         accuracies.append(_accuracy(model, test, stage))
     counts = torch.bincount(pool.labels)
@@ -104,12 +63,12 @@ def measured_utility(
 
 def check_utility(stage: Stage, part: UtilityPart) -> None:
     """Refuse a training that could not be done, before any work starts."""
-    if stage.scenario.client.shares == "gradient":
+    if stage.setting.client.shares == "gradient":
         raise LeakscopeError(
             "utility: clients that share one gradient are not trained here: take utility out, or "
             "let client.shares be weights"
         )
-    _shared_out(stage.pool, part, stage.scenario.client.examples, stage.scenario.seed)
+    _shared_out(stage.pool, part, stage.setting.client.examples, stage.setting.seed)
 
 
 def _shared_out(
@@ -129,7 +88,7 @@ def _shared_out(
 
 def _accuracy(model: nn.Module, test: Dataset, stage: Stage) -> float:
     """Share of the test images that the network names rightly."""
-    client = Client(model, test.images, test.labels, **training(stage.scenario.client))
+    client = Client(model, test.images, test.labels, **training(stage.setting.client))
     model.eval()
     with torch.no_grad():
         answers = [

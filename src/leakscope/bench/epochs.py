@@ -10,20 +10,18 @@ from torch import Tensor, nn
 
 from leakscope import measure
 from leakscope.attack import joint
-from leakscope.attack.attack import Attack
+from leakscope.attack.attack import RunOptions
 from leakscope.attack.papers import RECIPES
 from leakscope.attack.reconstruction import Reconstruction
-from leakscope.attack.solver import Progress
 from leakscope.bench import sources, victim
-from leakscope.bench.table import Row, Training
-from leakscope.errors import LeakscopeError
+from leakscope.bench.table import Pretraining, Row
 from leakscope.federated import Client
 from leakscope.update import Update
 
 UPDATES = 4
 """Updates an epoch that a client sends here; the paper's has a thousand images."""
 
-BETWEEN = Training(
+BETWEEN = Pretraining(
     rounds=1,
     split="one",
     shared=False,
@@ -35,12 +33,10 @@ In all as much as from the paper's thousand steps of one image each with lr 1e-4
 """
 
 
-def match_images(
-    row: Row, data: Path, repeat: int, on_progress: Progress, checkpoint: Path
-) -> dict[str, float]:
+def match_images(row: Row, data: Path, repeat: int, options: RunOptions) -> dict[str, float]:
     """Reconstruct every update alone and pair the images of two epochs (AGIC, table V)."""
     client = _Client(row, data, repeat)
-    alone = [client.reconstruct(epoch, on_progress, checkpoint) for epoch in (1, 2)]
+    alone = [client.reconstruct(epoch, options) for epoch in (1, 2)]
     pairs = joint.match(
         alone[0],
         alone[1],
@@ -55,14 +51,12 @@ def match_images(
     }
 
 
-def attack_together(
-    row: Row, data: Path, repeat: int, on_progress: Progress, checkpoint: Path
-) -> dict[str, float]:
+def attack_together(row: Row, data: Path, repeat: int, options: RunOptions) -> dict[str, float]:
     """Reconstruct the images from one epoch, or jointly from two (AGIC, table VI)."""
     client, epochs = _Client(row, data, repeat), row.settings["epochs"]
     if len(epochs) == 1:
         (epoch,) = epochs
-        found = client.reconstruct(epoch, on_progress, checkpoint)
+        found = client.reconstruct(epoch, options)
         images = torch.cat([each.images for each in found])
         truth = client.images[client.order(epoch)]
         seconds = sum(each.seconds for each in found)
@@ -73,8 +67,7 @@ def attack_together(
             [client.updates(epoch) for epoch in epochs],
             rehearsal=max(1, row.iterations // 5),
             later=0.1,  # section V-A
-            on_progress=on_progress,
-            keep=checkpoint.parent,
+            options=options,
         )
         images, truth = together.found.images, client.images[client.order(1)]
         before = sum(each.seconds for epoch in together.alone for each in epoch)
@@ -107,9 +100,7 @@ class _Client:
             victim.network(replace(held, trained=BETWEEN), dataset, repeat),
         ]
         attack = RECIPES[row.recipe.name](iterations=row.iterations, **row.recipe.options)
-        if not isinstance(attack, Attack):
-            raise LeakscopeError("several updates together need an attack that searches")
-        self.attack = attack
+        self.attack = attack.searching(self.networks[0], self.updates(1)[0])
 
     def order(self, epoch: int) -> Tensor:
         """Indices of the images in the order in which they are used."""
@@ -128,23 +119,11 @@ class _Client:
             for batch in self.order(epoch).split(self.batch)
         ]
 
-    def reconstruct(
-        self, epoch: int, on_progress: Progress, checkpoint: Path
-    ) -> list[Reconstruction]:
+    def reconstruct(self, epoch: int, options: RunOptions) -> list[Reconstruction]:
         """Every update alone. Rows that differ only in how images are compared share the work."""
-        return [
-            joint.rehearse(
-                self.attack,
-                self.networks[epoch - 1],
-                update,
-                labels=None,
-                seed=epoch - 1,
-                device=None,
-                on_progress=on_progress,
-                keep=checkpoint.parent,
-            )
-            for update in self.updates(epoch)
-        ]
+        own = replace(options, seed=epoch - 1)
+        model = self.networks[epoch - 1]
+        return [self.attack.attempt(model, update, own) for update in self.updates(epoch)]
 
     def shown(self, epoch: int, found: list[Reconstruction]) -> list[int]:
         """Which image each reconstruction shows best, among those of its update."""

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import json
 import math
 import os
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
 
-import leakscope
-from leakscope.audit.store import write_whole
 from leakscope.bench.table import Row, Table
-from leakscope.bench.trial import Outcome
+from leakscope.execution.store import write_whole
+from leakscope.execution.trial import now, versions
 from leakscope.measure import Interval, interval
 
 METRICS = {
@@ -41,7 +41,20 @@ COLUMNS = ("row", "attack", "ours", "95 %", "paper", "difference", "repeats", "i
 
 
 @dataclass(frozen=True)
-class Result:
+class Tried:
+    """What became of one repeat.
+
+    Attributes:
+        metrics: by name; ``seconds`` and ``iterations`` are those of the attack.
+        error: why there are none.
+    """
+
+    metrics: Mapping[str, float]
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class RowResult:
     """All repeats of a row.
 
     Attributes:
@@ -66,8 +79,8 @@ class Result:
 
 
 def collect(
-    outcomes: Mapping[str, tuple[Row, Mapping[int, Outcome]]], obstacles: Mapping[str, str]
-) -> list[Result]:
+    outcomes: Mapping[str, tuple[Row, Mapping[int, Tried]]], obstacles: Mapping[str, str]
+) -> list[RowResult]:
     """One result per row.
 
     Args:
@@ -86,7 +99,7 @@ def collect(
                 values.setdefault(metric, []).append(value)
         errors = [obstacles[name]] if name in obstacles else []
         errors += [outcome.error for outcome in trials.values() if outcome.error]
-        results.append(Result(row, values, errors))
+        results.append(RowResult(row, values, errors))
     return results
 
 
@@ -98,7 +111,7 @@ def _ratios(metrics: Mapping[str, float], unit: Mapping[str, float]) -> dict[str
     }
 
 
-def lines(results: Sequence[Result], metric: str) -> list[tuple[str, ...]]:
+def lines(results: Sequence[RowResult], metric: str) -> list[tuple[str, ...]]:
     """The cells of :data:`COLUMNS` for every row whose paper prints ``metric``, or that has it."""
     _, decimals = METRICS[metric]
     shown: list[tuple[str, ...]] = []
@@ -133,7 +146,7 @@ def metrics_of(table: Table) -> list[str]:
     return printed or ["psnr"]
 
 
-def remarks(table: Table, results: Sequence[Result]) -> list[str]:
+def remarks(table: Table, results: Sequence[RowResult]) -> list[str]:
     """What a reader must know besides the numbers."""
     said = [table.note] if table.note else []
     fewer = sorted({result.row.override for result in results if result.row.override})
@@ -144,7 +157,7 @@ def remarks(table: Table, results: Sequence[Result]) -> list[str]:
     return said
 
 
-def markdown(table: Table, results: Sequence[Result]) -> str:
+def markdown(table: Table, results: Sequence[RowResult]) -> str:
     """The tables as Markdown, one per metric."""
     text = [f"# {table.id}: {table.title}", "", table.reference, ""]
     for metric in metrics_of(table):
@@ -159,7 +172,7 @@ def markdown(table: Table, results: Sequence[Result]) -> str:
     return "\n".join(text) + "\n"
 
 
-def write(table: Table, results: Sequence[Result], folder: Path, run: Mapping[str, Any]) -> None:
+def write(table: Table, results: Sequence[RowResult], folder: Path, run: Mapping[str, Any]) -> None:
     """Leave ``results.json`` and ``results.md`` in ``folder``.
 
     The JSON holds ``table``, ``title``, ``reference``, ``note``, ``run`` (what was asked for),
@@ -187,7 +200,7 @@ def write(table: Table, results: Sequence[Result], folder: Path, run: Mapping[st
     write_whole(folder / "results.md", markdown(table, results))
 
 
-def _record(result: Result) -> dict[str, Any]:
+def _record(result: RowResult) -> dict[str, Any]:
     row = result.row
     return {
         "row": row.setting,
@@ -229,12 +242,22 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def show(table: Table, results: Sequence[RowResult]) -> None:
+    """Print one grid per metric that the paper prints, then what must be known besides."""
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = 140  # a file takes lines of any length
+    for metric in metrics_of(table):
+        grid = Grid(*COLUMNS, title=Text(f"{table.id}: {METRICS[metric][0]}"))
+        for column in grid.columns[2:]:
+            column.justify = "right"
+            column.no_wrap = True
+        for cells in lines(results, metric):
+            grid.add_row(*cells)
+        console.print(grid)
+    for remark in remarks(table, results):
+        console.print(remark, soft_wrap=True)
+
+
 def _machine() -> dict[str, Any]:
-    return {
-        "leakscope": leakscope.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "platform": platform.platform(),
-        "cores": os.cpu_count(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
+    return {**versions(), "cores": os.cpu_count(), "date": now()}

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
-import torch
-
-from leakscope.audit.crew import Crew, Here, Lost, Pool, cores
-from leakscope.audit.schedule import fit
-from leakscope.audit.store import Store as Folder
 from leakscope.bench import sources
-from leakscope.bench.estimate import SECONDS_AT_MOST, Estimate, alike, probe
-from leakscope.bench.results import Result, collect
-from leakscope.bench.screen import Screen
-from leakscope.bench.store import Store
+from leakscope.bench.results import RowResult, Tried, collect
 from leakscope.bench.table import Row, Table
-from leakscope.bench.trial import OWN_PROCESS, Job, Outcome, obstacle, perform
+from leakscope.bench.trial import Metrics, obstacle, slug, trial
 from leakscope.bench.victim import MOST_REPEATS
 from leakscope.errors import LeakscopeError
+from leakscope.execution import Trial
+from leakscope.execution.executors import cores
+from leakscope.execution.progress import Screen
+from leakscope.execution.store import Store
+from leakscope.execution.sweep import Resources, sweep
+from leakscope.execution.trial import Record
 
 REPEATS = 3
 
 
 @dataclass(frozen=True)
-class Request:
+class TableRun:
     """What the command line asks for.
 
     Attributes:
@@ -68,127 +65,90 @@ class Request:
         }
 
 
-def run(request: Request, screen: Screen) -> list[Result]:
+def run(asked: TableRun) -> list[RowResult]:
     """Do what is asked for and return the results of all rows there are outcomes for."""
-    chosen = request.table.select(request.rows, request.iterations)
+    chosen = asked.table.select(asked.rows, asked.iterations)
     obstacles = {row.name: reason for row in chosen if (reason := obstacle(row))}
     able = [row for row in chosen if row.name not in obstacles]
-    screen.cannot_run(obstacles)
-    if not able:
-        raise LeakscopeError(f"{request.table.id}: none of the rows asked for can run yet")
-    for row in able:
-        if row.victim is not None:
-            sources.locate(request.data, row.victim.data)
-    Folder(request.folder).prepare()
-    store = Store(request.folder, request.data)
-    jobs = _pending(store, able, request)
-    if jobs:
-        _do(store, jobs, request, screen)
-    return _results(store, request, chosen, obstacles)
+    with Screen(lambda low, high: f"{low:.1f} to {high:.1f} dB") as screen:
+        for reason in dict.fromkeys(obstacles.values()):
+            names = [name for name, why in obstacles.items() if why == reason]
+            screen.say(f"cannot run {len(names)} rows, {reason}: {', '.join(names)}")
+        if not able:
+            raise LeakscopeError(f"{asked.table.id}: none of the rows asked for can run yet")
+        for row in able:
+            if row.victim is not None:
+                sources.locate(asked.data, row.victim.data)
+        store = Store(asked.folder)
+        store.prepare()
+        trials = _planned(store, able, asked)
+        if trials:
+            sweep(store, trials, _resources(asked, trials), screen)
+    return _results(store, asked, chosen, obstacles)
 
 
-def _pending(store: Store, rows: list[Row], request: Request) -> list[Job]:
-    """The trials still to be done, repeat by repeat, so that an early end leaves coverage."""
-    default = REPEATS if request.budget is None else MOST_REPEATS
-    repeats = default if request.repeats is None else request.repeats
-    finished = {row.name: store.finished(row) for row in rows}
+def _planned(store: Store, rows: Sequence[Row], asked: TableRun) -> list[Trial]:
+    """The trials asked for, repeat by repeat, so that an early end leaves coverage."""
+    default = REPEATS if asked.budget is None else MOST_REPEATS
+    repeats = default if asked.repeats is None else asked.repeats
+    before = {row.name: _of_old(store, row) for row in rows}
     return [
-        store.job(row, repeat)
+        trial(row, repeat, asked.data)
         for repeat in range(repeats)
         for row in rows
-        if repeat not in finished[row.name]
+        if repeat not in before[row.name]
     ]
 
 
-def _do(store: Store, jobs: list[Job], request: Request, screen: Screen) -> None:
-    """Estimate, choose what fits, and do it."""
-    began = monotonic()
-    with _crew(request, jobs) as crew:
-        estimates = _estimate(store, jobs, crew, screen)
-        seconds = {
-            name: 0.0 if found is None else found.seconds(row)
-            for name, (row, found) in estimates.items()
-        }
-        plan = jobs
-        if request.budget is not None:
-            left = request.budget - (monotonic() - began)
-            plan = fit(
-                jobs,
-                left * crew.processes,
-                lambda job: seconds[job.row.name],
-                lambda job: job.repeat,
-            )
-        screen.plan(estimates, jobs, plan, crew.processes)
-
-        def in_time() -> Iterator[Job]:
-            for job in plan:
-                if request.budget is not None and monotonic() - began > request.budget:
-                    screen.out_of_time()
-                    return
-                yield job
-
-        alone = any(job.row.kind in OWN_PROCESS for job in jobs)
-        with screen.bar(plan, seconds) as (follow, finish):
-            for job, result in crew.do(perform, in_time(), follow, alone=alone):
-                outcome = Outcome({}, result.reason) if isinstance(result, Lost) else result
-                store.save(job, outcome)
-                finish(job, outcome)
-
-
-def _estimate(
-    store: Store, jobs: list[Job], crew: Crew, screen: Screen
-) -> dict[str, tuple[Row, Estimate | None]]:
-    """By the row's name; rows that take equally long are tried out once."""
-    groups: dict[str, list[Job]] = {}
-    for job in jobs:
-        groups.setdefault(alike(job.row), []).append(job)
-    known = {key: _known(store, group) for key, group in groups.items()}
-    probes = [group[0] for key, group in groups.items() if known[key] is None]
-    even = dict.fromkeys((job.row.name for job in probes), 1.0)
-    with screen.bar(probes, even) as (follow, finish):
-        for job, result in crew.do(probe, probes, follow, limit=SECONDS_AT_MOST):
-            if isinstance(result, Lost):
-                result = Estimate(0.0, SECONDS_AT_MOST, at_least=True)
-            known[alike(job.row)] = result
-            finish(job, Outcome({}))
-    return {job.row.name: (job.row, known[alike(job.row)]) for job in jobs}
-
-
-def _known(store: Store, group: list[Job]) -> Estimate | None:
-    """From a finished trial of a row that takes equally long."""
-    for row in {job.row.name: job.row for job in group}.values():
-        for outcome in store.finished(row).values():
-            metrics = outcome.metrics
-            if row.kind == "attack":
-                return Estimate(0.0, metrics["seconds"] / metrics["iterations"])
-    return None
+def _resources(asked: TableRun, trials: Sequence[Trial]) -> Resources:
+    """One process per core, unless asked otherwise; one in all where costs are measured."""
+    measured = any(each.own_process for each in trials)
+    processes = asked.processes or (1 if measured else min(cores(), len(trials)))
+    threads = 1 if processes > 1 else cores()
+    return Resources(processes=processes, threads=threads, budget=asked.budget)
 
 
 def _results(
-    store: Store, request: Request, chosen: list[Row], obstacles: dict[str, str]
-) -> list[Result]:
+    store: Store, asked: TableRun, chosen: Sequence[Row], obstacles: dict[str, str]
+) -> list[RowResult]:
     """Of the rows asked for, and of those that an earlier command has outcomes of."""
     names = {row.name for row in chosen}
+    there, failures = store.finished(), store.failures()
     outcomes = {}
-    for row in request.table.select((), request.iterations):
+    for row in asked.table.select((), asked.iterations):
         if row.name in obstacles or obstacle(row):
-            trials: dict[int, Outcome] = {}
-        elif row.victim and not (request.data / sources.SOURCES[row.victim.data].file).is_file():
+            tried: dict[int, Tried] = {}
+        elif row.victim and not (asked.data / sources.SOURCES[row.victim.data].file).is_file():
             continue
         else:
-            trials = store.outcomes(row)
-        if trials or row.name in names:
-            outcomes[row.name] = (row, trials)
+            tried = _of_old(store, row)
+            for name in [*failures, *there]:
+                if (repeat := _repeat(row, name)) is None:
+                    continue
+                if trial(row, repeat, asked.data).id != name:
+                    continue  # of other settings
+                if name in failures:
+                    tried[repeat] = Tried({}, failures[name]["error"])
+                elif store.sound(name):
+                    record = Record.load(store, name)
+                    tried[repeat] = Tried(Metrics.model_validate(record.result).metrics)
+        if tried or row.name in names:
+            outcomes[row.name] = (row, dict(sorted(tried.items())))
     return collect(outcomes, obstacles)
 
 
-@contextmanager
-def _crew(request: Request, jobs: list[Job]) -> Iterator[Crew]:
-    """One process per core, unless asked otherwise; one in all where costs are measured."""
-    measured = any(job.row.kind in OWN_PROCESS for job in jobs)
-    processes = request.processes or (1 if measured else min(cores(), len(jobs)))
-    if processes == 1 and not measured:
-        yield Here()
-        return
-    with Pool(processes, threads=1 if processes > 1 else torch.get_num_threads()) as pool:
-        yield pool
+def _repeat(row: Row, name: str) -> int | None:
+    """Which repeat of ``row`` a trial may be, by its id."""
+    own, repeat, _ = name.rsplit("-", 2)
+    return int(repeat) if own == slug(row) and repeat.isdecimal() else None
+
+
+def _of_old(store: Store, row: Row) -> dict[int, Tried]:
+    """What version 0.1.0 left of a row: a file for each repeat, in no folder of its own."""
+    found = {}
+    if store.folder is not None:
+        for path in sorted(store.folder.glob(f"{slug(row)}.r*.json")):
+            record = json.loads(path.read_text(encoding="utf-8"))
+            if record["iterations"] == row.iterations and not record["error"]:
+                found[record["repeat"]] = Tried(record["metrics"])
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -11,6 +10,7 @@ from pathlib import Path
 from leakscope import data
 from leakscope.data import Dataset
 from leakscope.errors import LeakscopeError
+from leakscope.state import file_digest
 
 
 @dataclass(frozen=True)
@@ -80,4 +80,4 @@ def load(folder: Path, name: str) -> Dataset:
 @lru_cache
 def fingerprint(path: Path) -> str:
     """SHA-256 of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return file_digest(path)

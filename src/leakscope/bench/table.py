@@ -11,7 +11,7 @@ from leakscope.errors import LeakscopeError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class Pretraining:
     """What the network went through before the attack, on images that are not attacked.
 
     Attributes:
@@ -61,7 +61,7 @@ class Victim:
     lr: float = 0.004
     shares: Literal["weights", "gradient"] = "weights"
     init: Literal["default", "uniform", "xavier-normal"] = "default"
-    trained: Training | None = None
+    trained: Pretraining | None = None
     normalize: bool = True
     pick: Pick = "random"
     settings: Mapping[str, Any] = field(default_factory=dict)

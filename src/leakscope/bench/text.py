@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from leakscope import measure, models
+from leakscope.attack.attack import RunOptions
 from leakscope.attack.papers import RECIPES
-from leakscope.attack.solver import Progress
 from leakscope.bench import sources
 from leakscope.bench.table import Row
 from leakscope.data import text
@@ -15,9 +15,7 @@ from leakscope.federated import Client
 WORDS, VOCABULARY = 15, 500
 
 
-def attack_sentence(
-    row: Row, data: Path, repeat: int, on_progress: Progress, checkpoint: Path
-) -> dict[str, float]:
+def attack_sentence(row: Row, data: Path, repeat: int, options: RunOptions) -> dict[str, float]:
     """Attack the gradient of one sentence, and noise in its place (SAPAG, section VII).
 
     ``words`` is the share of words found, order aside, as the paper's examples are counted;
@@ -32,8 +30,8 @@ def attack_sentence(
     )
     update = client.gradient()
     attack = RECIPES[row.recipe.name](iterations=row.iterations, **row.recipe.options)
-    found = attack.run(model, update, on_progress=on_progress, checkpoint=checkpoint)
-    blind = attack.run(model, measure.signal_free(update), on_progress=on_progress)
+    found = attack.attempt(model, update, options)
+    blind = attack.attempt(model, measure.signal_free(update), options)
     scores = measure.sentences(model.tokens(found.images), truth)
     baseline = measure.sentences(model.tokens(blind.images), truth)
     return {

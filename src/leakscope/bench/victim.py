@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +11,11 @@ from torch import Tensor, nn
 
 from leakscope import models
 from leakscope.bench import sources
-from leakscope.bench.table import Training, Victim
+from leakscope.bench.table import Pretraining, Victim
 from leakscope.data import Dataset
 from leakscope.errors import LeakscopeError
+from leakscope.execution import exclusive
 from leakscope.federated import Client, by_writer, federate
-from leakscope.federated.rounds import cache_folder
 from leakscope.models.factory import seeded
 from leakscope.update import Update
 
@@ -167,7 +165,7 @@ def initialise(model: nn.Module, init: str, seed: int) -> None:
 
 def _train(
     model: nn.Module,
-    training: Training,
+    training: Pretraining,
     pool: Dataset,
     normalize: str,
     seed: int,
@@ -179,7 +177,7 @@ def _train(
         # Whole batches only: batch norm cannot train on a last one of a single image.
         batch_size = training.settings["batch_size"]
         parts = [torch.arange(len(pool) // batch_size * batch_size)]
-    with _one_at_a_time():
+    with exclusive("training"):  # the same network is not trained twice side by side
         return federate(
             model,
             [(pool.images[part], pool.labels[part]) for part in parts],
@@ -189,12 +187,3 @@ def _train(
             on_round=on_round,
             **training.settings,
         )
-
-
-@contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Processes that need the same network must not train it side by side: the second waits."""
-    cache_folder().mkdir(parents=True, exist_ok=True)
-    with (cache_folder() / "training.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -25,8 +25,8 @@ from leakscope.errors import LeakscopeError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from leakscope.audit import Evidence, Means, Provenance
-    from leakscope.audit.recorded import Request
+    from leakscope.audit import RecordedAudit, Resources
+    from leakscope.judge import Evidence, Provenance, Results
 
 LEAKED = 1
 """Exit code of an audit that found more leakage than it was told to accept."""
@@ -77,19 +77,19 @@ def audit(
     """
     from leakscope.audit import Scenario, run, run_recorded
 
-    means = _means(processes, threads, ray, budget)
+    resources = _resources(processes, threads, ray, budget)
     if not subject.exists():
         raise LeakscopeError(f"cannot read {subject}: No such file or folder")
     if subject.is_dir():
-        request = _request(subject, model, attack, option, truth, distractors, known)
-        _conclude(*run_recorded(request, out, means, command_line()), out, fail_above)
+        asked = _recorded(subject, model, attack, option, truth, distractors, known)
+        _conclude(*run_recorded(asked, out, resources, command_line()), out, fail_above)
         return
     if model or option or truth or distractors or known or attack != "auto":
         raise LeakscopeError(f"{subject} is a scenario, which says all of that itself")
-    _conclude(*run(Scenario.load(subject), out, means, command_line()), out, fail_above)
+    _conclude(*run(Scenario.load(subject), out, resources, command_line()), out, fail_above)
 
 
-def _request(
+def _recorded(
     folder: Path,
     model: str | None,
     attack: str,
@@ -97,12 +97,12 @@ def _request(
     truth: Path | None,
     distractors: str | None,
     known: list[str] | None,
-) -> Request:
+) -> RecordedAudit:
     """What to do with recorded updates."""
     from pydantic import ValidationError
 
     from leakscope.audit.captured import named_values
-    from leakscope.audit.recorded import Request
+    from leakscope.audit.recorded import RecordedAudit
     from leakscope.audit.scenario import AttackPart
     from leakscope.errors import validation_errors
 
@@ -115,7 +115,7 @@ def _request(
         part = AttackPart(name=attack, options=named_values("option", options or ()))
     except ValidationError as error:
         raise LeakscopeError("\n".join(validation_errors(error, AttackPart))) from None
-    return Request(
+    return RecordedAudit(
         folder=folder,
         model=model,
         attack=part,
@@ -138,30 +138,30 @@ def advise(
     Local epochs, batch size, local data size, clipping with noise, sparse updates. Run it again
     to go on after an interruption.
     """
-    from leakscope.audit import Scenario, knobs, run_settings
-    from leakscope.audit.store import Store
+    from leakscope.audit import Scenario, knobs, run
+    from leakscope.execution.store import Store
 
-    means = _means(processes, threads, ray, budget)
+    resources = _resources(processes, threads, ray, budget)
     resolved = Scenario.load(scenario)
     Store(out).prepare()
     settings = knobs(resolved)
-    _conclude(*run_settings(settings[0][1], settings, out, means, command_line()), out)
+    _conclude(*run(settings[0][1], out, resources, command_line(), settings), out)
 
 
 def report(out: FINISHED, fail_above: FAIL_ABOVE = None) -> None:
     """Write the report of an audit from what is finished, also while it runs."""
-    from leakscope.audit import read_back
+    from leakscope.audit import Folder
 
-    evidence, provenance = read_back(out)
+    evidence, provenance = Folder(out).read()
     _conclude(evidence, provenance, out, fail_above)
 
 
 def status(out: FINISHED) -> None:
     """Say how far an audit is: done, running, failed, and how long it will take."""
-    from leakscope.audit.status import status
-    from leakscope.report import listing
+    from leakscope.audit import Folder
+    from leakscope.report import export
 
-    for line in listing.told(status(out)):
+    for line in export.told(Folder(out).status()):
         typer.echo(line)
 
 
@@ -171,33 +171,34 @@ def results(
     to: Annotated[Path | None, typer.Option(help="File to write; needed for parquet.")] = None,
 ) -> None:
     """List every finished attack of an audit, also while it runs."""
-    from leakscope.audit.status import rows
-    from leakscope.report import listing
+    from leakscope.audit import Folder
+    from leakscope.report import export
 
+    rows = Folder(out).rows()
     if to is not None and format is Format.TABLE:
         raise LeakscopeError("--to: a file is csv, json or parquet: say which by --format")
     if to is not None:
-        listing.write(rows(out), format, to)
+        export.write(rows, format, to)
     elif format is Format.TABLE:
-        listing.show(rows(out))
+        export.show(rows)
     elif format is Format.PARQUET:
         raise LeakscopeError("--format parquet is not for the eye: name a file by --to")
     else:
-        text = listing.as_csv(rows(out)) if format is Format.CSV else listing.as_json(rows(out))
+        text = export.as_csv(rows) if format is Format.CSV else export.as_json(rows)
         typer.echo(text, nl=False)
 
 
-def _means(
+def _resources(
     processes: int | None, threads: int | None, ray: str | None, budget: str | None
-) -> Means:
+) -> Resources:
     """One process per core, unless asked otherwise."""
-    from leakscope.audit import Means
-    from leakscope.audit.crew import cores
-    from leakscope.audit.schedule import parse_budget
+    from leakscope.audit import Resources
+    from leakscope.execution.budget import parse_budget
+    from leakscope.execution.executors import cores
 
     if ray is not None and processes is not None:
         raise LeakscopeError("--processes: with --ray the cluster says how many: take one out")
-    return Means(
+    return Resources(
         processes=processes or cores(),
         threads=threads,
         ray=ray,
@@ -213,14 +214,15 @@ def _conclude(
 ) -> None:
     """Write what was found, say it in a sentence, and fail if it is more than is accepted."""
     from leakscope import report
-    from leakscope.audit.store import Store
+    from leakscope.execution.store import Store
+    from leakscope.judge import judge
 
     place = Store(out).url
     page = f"{place}/report.html"
-    report.write(evidence, provenance, page)
-    results = report.write_results(evidence, provenance, place)
-    summary = report.summary(evidence, provenance)
-    for text in filter(None, (summary.sentence, summary.advice)):
+    results = judge(evidence, provenance)
+    report.write(results, evidence, provenance, page)
+    report.write_results(results, place)
+    for text in filter(None, (results.sentence, results.advice)):
         typer.echo(text)
     typer.echo(f"report: {page}")
     for line in provenance.failures:
@@ -232,9 +234,7 @@ def _conclude(
             fg="yellow",
             err=True,
         )
-    leaking = []
-    if fail_above is not None:
-        leaking = [pair for pair in report.leakage(results) if pair[1] > fail_above]
+    leaking = [] if fail_above is None else results.above(fail_above)
     for label, share in leaking:
         typer.secho(f"{label}: {share:.0%} of the images leak", fg="red", err=True)
     if leaking:
@@ -250,4 +250,14 @@ def compare(
     """Set two audits side by side: did leakage rise, fall, or can nobody tell?"""
     from leakscope import report
 
-    report.show_comparison(report.Results.load(before), report.Results.load(after))
+    report.show_comparison(_judged(before), _judged(after))
+
+
+def _judged(path: Path) -> Results:
+    """What an audit found: by its folder if there is one, else by its numbers."""
+    from leakscope.audit import Folder
+    from leakscope.judge import Results, judge
+
+    if (path / "plan.json").is_file():
+        return judge(*Folder(path).read())
+    return Results.load(path)

@@ -55,7 +55,8 @@ def attack(
     """
     from leakscope import report
     from leakscope.audit.captured import attack_captured, recipe_options
-    from leakscope.audit.progress import watching
+    from leakscope.execution.progress import watching
+    from leakscope.judge import judge
 
     told = {
         "input_shape": input_shape,
@@ -88,6 +89,7 @@ def attack(
             watch=watch,
         )
     page = out / "report.html"
-    report.write([evidence], provenance, page)
-    report.write_results([evidence], provenance, out)
+    results = judge([evidence], provenance)
+    report.write(results, [evidence], provenance, page)
+    report.write_results(results, out)
     typer.echo(f"report: {page.resolve()}")

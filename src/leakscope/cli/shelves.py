@@ -12,7 +12,7 @@ import typer
 from leakscope.cli.options import BUDGET, OUT, PROCESSES, SCENARIO
 
 if TYPE_CHECKING:
-    from leakscope.federated.defence import Defence
+    from leakscope.federated.defences.base import Defence
 
 
 class Shelf(StrEnum):
@@ -98,13 +98,12 @@ def bench(
         return
     chosen = find(table)
 
-    from leakscope.audit.schedule import parse_budget
     from leakscope.bench import results
-    from leakscope.bench.run import Request, run
-    from leakscope.bench.screen import Screen
+    from leakscope.bench.run import TableRun, run
     from leakscope.bench.sources import default_folder
+    from leakscope.execution.budget import parse_budget
 
-    request = Request(
+    asked = TableRun(
         table=chosen,
         data=default_folder() if data is None else data,
         out=out,
@@ -114,8 +113,7 @@ def bench(
         budget=None if budget is None else parse_budget(budget),
         processes=processes,
     )
-    screen = Screen()
-    found = run(request, screen)
-    screen.results(chosen, found)
-    results.write(chosen, found, request.folder, request.options())
-    typer.echo(f"results: {(request.folder / 'results.md').resolve()}")
+    found = run(asked)
+    results.show(chosen, found)
+    results.write(chosen, found, asked.folder, asked.options())
+    typer.echo(f"results: {(asked.folder / 'results.md').resolve()}")

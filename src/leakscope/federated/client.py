@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from leakscope.data import normalization
 from leakscope.errors import LeakscopeError, validation_errors
-from leakscope.federated.defence import Defence, defended
+from leakscope.federated.defences.base import Defence, defended
 from leakscope.federated.local import (
+    check_batch,
     normalized,
     output_shape,
     snapshot,
@@ -122,10 +123,7 @@ class Client:
 
     def gradient(self) -> Update:
         """One gradient of the loss over all examples at the received weights."""
-        unused = dict.fromkeys(("epochs", "batch_size", "lr", "optimizer"))
-        protocol = self.protocol.model_copy(update=unused)
-        for defence in self.defences:
-            defence.check(self.model, protocol, self.defences)
+        protocol = self.sharing_a_gradient()
         draws = self._draws()
         gradient = whole_gradient(
             copy.deepcopy(self.model),
@@ -136,6 +134,15 @@ class Client:
             draws=draws,
         )
         return self._sent(protocol, draws, gradient=gradient)
+
+    def sharing_a_gradient(self) -> Protocol:
+        """What the server knows if that is all it gets; an error if that cannot be."""
+        unused = dict.fromkeys(("epochs", "batch_size", "lr", "optimizer"))
+        protocol = self.protocol.model_copy(update=unused)
+        check_batch(self.model, protocol, len(self.images))
+        for defence in self.defences:
+            defence.check(self.model, protocol, self.defences)
+        return protocol
 
     def without_defences(self) -> Client:
         """The same client without its defences; a network that one of them changed stays so."""

@@ -17,7 +17,7 @@ from leakscope.state import State, digest
 from leakscope.update import Protocol
 
 if TYPE_CHECKING:
-    from leakscope.federated.defence import Defence
+    from leakscope.federated.defences.base import Defence
 
 
 def loss_of(protocol: Protocol, logits: Tensor, targets: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,30 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import leakscope
 from leakscope.errors import LeakscopeError
+from leakscope.execution import Checkpoint, cache_folder
 from leakscope.federated.client import Client
-from leakscope.federated.defence import defended
+from leakscope.federated.defences.base import defended
 from leakscope.federated.local import behaviour, snapshot
-from leakscope.state import State, digest, read_safetensors, write_safetensors
+from leakscope.federated.server import average
+from leakscope.state import State, digest
 from leakscope.update import Update
-
-
-def average(updates: Sequence[Update]) -> State:
-    """Mean of the states sent back, weighted by the number of examples."""
-    if not updates:
-        raise LeakscopeError("updates is empty: the server needs at least one to average")
-    total = sum(update.num_examples for update in updates)
-    mean: State = {}
-    for name, start in updates[0].before.items():
-        weighted = torch.zeros(start.shape, dtype=torch.float64)
-        for update in updates:
-            if update.after is None:
-                raise LeakscopeError("updates must carry after: gradients cannot be averaged here")
-            weighted += update.after[name].cpu().double() * (update.num_examples / total)
-        whole = not start.is_floating_point()
-        mean[name] = (weighted.round() if whole else weighted).to(start)
-    return mean
 
 
 def federate(
@@ -70,29 +53,19 @@ def federate(
         raise LeakscopeError("parts is empty: a federation needs at least one client")
     # Copied even if no defence changes it: every round loads new weights into it.
     model = copy.deepcopy(defended(model, training.get("defences", ())))
-    folder = cache_folder(cache) / _key(model, parts, participation, seed, training)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LeakscopeError(
-            f"cannot make the cache folder {folder} ({error.strerror}): "
-            "set LEAKSCOPE_CACHE to one that can be written to"
-        ) from None
-    done = _resume(model, folder, rounds)
+    network = behaviour(model, tuple(parts[0][0].shape[1:]))
+    of = [network, _digest(parts), participation, seed, training]
+    kept = [Checkpoint(cache_folder(cache), "round", [*of, number + 1]) for number in range(rounds)]
+    done = _resume(model, kept)
     for number in range(done, rounds):
         updates = _one_round(model, parts, participation, (seed, number), training)
         model.load_state_dict(average(updates))
-        write_safetensors(snapshot(model), {}, _file(folder, number + 1))
+        kept[number].save(snapshot(model))
         if number > done:
-            _file(folder, number).unlink(missing_ok=True)
+            kept[number - 1].remove()
         if on_round is not None:
             on_round(number + 1, rounds)
     return model
-
-
-def cache_folder(given: str | Path | None = None) -> Path:
-    """``given``, else ``$LEAKSCOPE_CACHE``, else ``~/.cache/leakscope``."""
-    return Path(given or os.environ.get("LEAKSCOPE_CACHE") or Path.home() / ".cache/leakscope")
 
 
 def _one_round(
@@ -114,22 +87,18 @@ def _one_round(
     ]
 
 
-def _file(folder: Path, number: int) -> Path:
-    return folder / f"round-{number:05d}.safetensors"
-
-
-def _resume(model: nn.Module, folder: Path, rounds: int) -> int:
-    """Load the latest stored round up to ``rounds`` and say which it is."""
-    for number in range(rounds, 0, -1):
-        if _file(folder, number).exists():
-            model.load_state_dict(read_safetensors(_file(folder, number))[0])
+def _resume(model: nn.Module, kept: Sequence[Checkpoint]) -> int:
+    """Load the latest round that is there and say which it is."""
+    for number in range(len(kept), 0, -1):
+        saved = kept[number - 1].load()
+        if saved is not None:
+            model.load_state_dict(saved[0])
             return number
     return 0
 
 
-def _key(model: nn.Module, parts: Sequence[tuple[Tensor, Tensor]], *settings: Any) -> str:
+def _digest(parts: Sequence[tuple[Tensor, Tensor]]) -> str:
     tensors: State = {}
     for index, (images, labels) in enumerate(parts):
         tensors |= {f"images/{index}": images, f"labels/{index}": labels}
-    network = behaviour(model, tuple(parts[0][0].shape[1:]))
-    return digest(tensors, f"{leakscope.__version__} {network} {settings!r}")[:32]
+    return digest(tensors, "")

@@ -3,12 +3,17 @@
 from leakscope.measure.baseline import signal_free
 from leakscope.measure.finding import RECOGNISABLE_DB, Finding, Scores, measure, score
 from leakscope.measure.identity import Identification, reidentify
-from leakscope.measure.image import ImageScores, check_measurable, images, label_accuracy
+from leakscope.measure.image import (
+    ImageScores,
+    check_measurable,
+    images,
+    label_accuracy,
+    matching_rate,
+)
 from leakscope.measure.lpips import Lpips
-from leakscope.measure.matching import matching_rate
-from leakscope.measure.statistics import Interval, interval, share
+from leakscope.measure.statistics import Interval, difference, excess, interval, share
 from leakscope.measure.text import TextScores, sentences
-from leakscope.measure.trajectory import Straightness, straightness
+from leakscope.measure.trajectory import Straightness, straightness, walk
 
 __all__ = [
     "RECOGNISABLE_DB",
@@ -21,6 +26,8 @@ __all__ = [
     "Straightness",
     "TextScores",
     "check_measurable",
+    "difference",
+    "excess",
     "images",
     "interval",
     "label_accuracy",
@@ -32,4 +39,5 @@ __all__ = [
     "share",
     "signal_free",
     "straightness",
+    "walk",
 ]

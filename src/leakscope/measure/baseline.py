@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -22,9 +24,9 @@ def signal_free(update: Update, seed: int = 0) -> Update:
 
     if update.gradient is not None:
         gradient = {name: noise_like(tensor) for name, tensor in update.gradient.items()}
-        return Update(update.before, None, gradient, update.num_examples, update.protocol)
+        return replace(update, gradient=gradient)
     after: State = {}
     for name, start in update.before.items():
         end = update.returned[name]
         after[name] = start + noise_like(end - start) if start.is_floating_point() else end
-    return Update(update.before, after, None, update.num_examples, update.protocol)
+    return replace(update, after=after)

@@ -109,6 +109,18 @@ def label_accuracy(found: Tensor, truth: Tensor) -> float:
     return torch.minimum(*counts).sum().item() / len(truth)
 
 
+def matching_rate(pairs: Tensor, first: Sequence[int], second: Sequence[int]) -> float:
+    """Share of images whose partner in another epoch shows the same original (AGIC, table V).
+
+    Args:
+        pairs: [M], image i of the first epoch was paired with image ``pairs[i]`` of the second.
+        first: which original each image of the first epoch shows, by :func:`images`' pairing.
+        second: the same for the second epoch.
+    """
+    hits = [first[i] == second[j] for i, j in enumerate(pairs.tolist())]
+    return float(sum(hits) / len(hits))
+
+
 def _ssim(a: Tensor, b: Tensor) -> float:
     return float(
         structural_similarity(

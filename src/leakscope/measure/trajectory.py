@@ -93,7 +93,14 @@ class Straightness(BaseModel):
 def straightness(
     client: Client, on_progress: Callable[[int, int], None] | None = None
 ) -> Straightness:
-    """Let ``client`` train and measure the path its weights take.
+    """How straight the path of ``client`` is; see :func:`walk`."""
+    return walk(client, on_progress)[1]
+
+
+def walk(
+    client: Client, on_progress: Callable[[int, int], None] | None = None
+) -> tuple[Update, Straightness]:
+    """Let ``client`` train and measure the path its weights take; also what it sends.
 
     Costs the training, and one gradient over all examples at each measured step and each place on
     the line.
@@ -131,13 +138,14 @@ def straightness(
         moved = update.observed(list(gradient))
         cosines.append(cosine(_double(moved), _double(gradient)).item())
         advance()
-    return Straightness(
+    path = Straightness(
         total_steps=total,
         steps=list(rows),
         plane_shares=plane_shares(gradients),
         alphas=alphas,
         cosines=cosines,
     )
+    return update, path
 
 
 def measured_steps(total: int, size: int) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from markupsafe import Markup
@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 from numpy.typing import NDArray
 
+from leakscope.judge import AttackResult, Evidence
 from leakscope.measure import RECOGNISABLE_DB, Straightness
 from leakscope.report.drawing import (
     DASHES,
@@ -23,10 +24,9 @@ from leakscope.report.drawing import (
     short,
     style,
 )
-from leakscope.report.grouping import AttackEvidence
 
-Curves = Mapping[str, AttackEvidence]
-"""What to draw by what to call it: attacks, or the strongest one of each configuration."""
+Curves = Mapping[str, Sequence[Evidence]]
+"""The runs to draw by what to call them: attacks, or the strongest one of each configuration."""
 
 _WIDTH, _HEIGHT = 420, 300
 _WIDE = 640
@@ -42,8 +42,8 @@ def convergence(curves: Curves, wide: bool = False) -> Markup:
         extra = 20 * ((len(curves) - 1) // columns)
         figure, axes = _axes(_WIDE if wide else _WIDTH, _HEIGHT + extra)
         lowest, highest = math.inf, 0.0
-        for number, (name, attack) in enumerate(zip(names, curves.values(), strict=True)):
-            for client, run in enumerate(attack.runs):
+        for number, (name, runs) in enumerate(zip(names, curves.values(), strict=True)):
+            for client, run in enumerate(runs):
                 steps, match = _thinned(run.found.history["match"].double().numpy())
                 lowest, highest = min(lowest, match.min()), max(highest, match.max())
                 axes.plot(
@@ -51,7 +51,7 @@ def convergence(curves: Curves, wide: bool = False) -> Markup:
                     match,
                     color=colour(number),
                     linestyle=DASHES[number // SERIES % len(DASHES)],
-                    linewidth=2 if len(attack.runs) == 1 else 1.1,
+                    linewidth=2 if len(runs) == 1 else 1.1,
                     label=name if client == 0 else None,
                 )
         if lowest > 0 and highest / lowest > 10:
@@ -65,7 +65,7 @@ def convergence(curves: Curves, wide: bool = False) -> Markup:
         return inline(figure, "Matching distance against iteration.")
 
 
-def psnr_strip(curves: Curves, wide: bool = False) -> Markup:
+def psnr_strip(curves: Mapping[str, AttackResult], wide: bool = False) -> Markup:
     """PSNR of every image, each attack above its no-update baseline."""
     with style("psnr"):
         height = max(_HEIGHT, 96 + (44 if wide else 68) * len(curves))
@@ -188,5 +188,5 @@ def _axes(width: int, height: int) -> tuple[Figure, Axes]:
     return figure, figure.add_subplot()
 
 
-def _names(curves: Curves, wide: bool) -> list[str]:
+def _names(curves: Iterable[str], wide: bool) -> list[str]:
     return [short(name, _LONGEST_WIDE if wide else _LONGEST_NAME) for name in curves]

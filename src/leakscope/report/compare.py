@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from leakscope.judge import AttackResult, ConfigurationResult, Leak, Results, change
 from leakscope.measure import Interval
-from leakscope.report.results import AttackResult, ConfigurationResult, Results
-from leakscope.report.shares import difference
 
 Trend = Literal["rose", "fell", "cannot be told apart"]
 
@@ -28,13 +27,13 @@ _COLOURS: dict[Trend, str] = {"rose": "red", "fell": "green", "cannot be told ap
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedAttack:
     """One attack on one configuration, in both audits.
 
     Attributes:
         configuration: its label.
         attack: its name.
-        before: share recognised beyond the baseline, with its interval.
+        before: share that leaked, with its interval.
         after: likewise.
         change: ``after - before``, with its interval.
         psnr_before: mean in dB.
@@ -72,7 +71,7 @@ class Comparison:
         differences: in what else the audits differ, such as ``model: mlp, then cnn-cifar``.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[ComparedAttack, ...]
     only_before: tuple[Key, ...]
     only_after: tuple[Key, ...]
     differences: tuple[str, ...]
@@ -107,7 +106,7 @@ def compare(before: Results, after: Results) -> Comparison:
         if getattr(before, field) != getattr(after, field)
     ]
     return Comparison(
-        rows=tuple(_row(key, *first[key], *second[key]) for key in first if key in second),
+        rows=tuple(_row(key, first[key], second[key]) for key in first if key in second),
         only_before=tuple(key for key in first if key not in second),
         only_after=tuple(key for key in second if key not in first),
         differences=tuple(differences),
@@ -138,53 +137,38 @@ def _listed(keys: Sequence[Key]) -> str:
     return "; ".join(f"{name} ({', '.join(tried)})" for name, tried in attacks.items())
 
 
-def _measured(results: Results) -> dict[Key, tuple[ConfigurationResult, AttackResult]]:
+Measured = tuple[ConfigurationResult, AttackResult, Leak]
+
+
+def _measured(results: Results) -> dict[Key, Measured]:
     return {
-        (configuration.label, attack.attack): (configuration, attack)
+        (configuration.label, attack.attack): (configuration, attack, attack.leak)
         for configuration in results.configurations
         for attack in configuration.attacks
-        if attack.leakage is not None
+        if attack.leak is not None
     }
 
 
-def _row(
-    key: Key,
-    first: ConfigurationResult,
-    before: AttackResult,
-    second: ConfigurationResult,
-    after: AttackResult,
-) -> Row:
-    assert before.interval is not None
-    assert after.interval is not None
-    return Row(
+def _row(key: Key, first: Measured, second: Measured) -> ComparedAttack:
+    (before, mine, leaked), (after, theirs, leaks) = first, second
+    return ComparedAttack(
         *key,
-        before=before.interval,
-        after=after.interval,
-        # As if of different images: where they are the same, the interval is wider than it need be.
-        change=difference(after.interval, before.interval),
-        psnr_before=_psnr(before),
-        psnr_after=_psnr(after),
-        accuracy_before=_accuracy(first),
-        accuracy_after=_accuracy(second),
+        before=leaked.interval,
+        after=leaks.interval,
+        change=change(leaked, leaks),
+        psnr_before=fmean(mine.psnr),
+        psnr_after=fmean(theirs.psnr),
+        accuracy_before=before.accuracy,
+        accuracy_after=after.accuracy,
     )
 
 
-def _psnr(attack: AttackResult) -> float:
-    findings = [client.finding for client in attack.clients if client.finding is not None]
-    return fmean(value for finding in findings for value in finding.scores.psnr)
-
-
-def _accuracy(configuration: ConfigurationResult) -> float | None:
-    utility = configuration.utility
-    return None if utility is None else fmean(utility.accuracy)
-
-
-def _table(rows: Sequence[Row]) -> Table:
+def _table(rows: Sequence[ComparedAttack]) -> Table:
     table = Table(
         box=box.SIMPLE_HEAD,
         show_edge=False,
         pad_edge=False,
-        caption="Leaks: share of images recognised beyond the no-update baseline.",
+        caption="Leaks: share of images that leaked, beyond the no-update baseline.",
         caption_justify="left",
     )
     costed = any(row.accuracy_before is not None or row.accuracy_after is not None for row in rows)

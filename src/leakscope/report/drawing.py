@@ -15,7 +15,7 @@ import matplotlib
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from leakscope.report.verdict import Level
+from leakscope.judge import Level
 
 SERIES = 5
 """How many series colours the style sheet has; after that they repeat with another dash."""

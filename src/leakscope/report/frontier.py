@@ -10,10 +10,9 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
-from leakscope.report.advice import Judged
-from leakscope.report.costs import epsilon
+from leakscope.judge import ConfigurationResult, Level
+from leakscope.judge.words import epsilon
 from leakscope.report.drawing import INK, RULE, STATUS, canvas, inline, short, style
-from leakscope.report.verdict import Level
 
 _WIDTH, _HEIGHT = 680, 350
 _LEFT, _RIGHT, _BOTTOM, _TOP = 62, 16, 50, 20
@@ -30,7 +29,7 @@ class Point:
     Attributes:
         label: beside the point.
         level: of its verdict.
-        leakage: share recognised beyond the baseline by the strongest attack, from 0 to 1.
+        leakage: share that leaked to the strongest attack, from 0 to 1.
         low: bound of its interval.
         high: likewise.
         accuracy: mean over the repetitions.
@@ -51,7 +50,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Box:
+class Rectangle:
     """A rectangle, in CSS pixels from the lower left corner."""
 
     left: float
@@ -59,7 +58,7 @@ class Box:
     right: float
     top: float
 
-    def overlaps(self, other: Box) -> bool:
+    def overlaps(self, other: Rectangle) -> bool:
         """Whether they share any area."""
         return (
             self.left < other.right
@@ -69,27 +68,26 @@ class Box:
         )
 
 
-def points(judged: Sequence[Judged]) -> list[Point]:
+def points(judged: Sequence[ConfigurationResult]) -> list[Point]:
     """Every configuration of which both leakage and accuracy were measured."""
     found = []
     for each in judged:
-        utility, group = each.utility, each.group
-        if utility is None or not group.strongest.findings:
+        if each.utility is None or each.accuracy is None or each.leak is None:
             continue
-        proven = epsilon(group.configuration.guarantee)
-        name = short(group.name, _LONGEST_NAME)
-        leaked, low, high = (min(1.0, max(0.0, value)) for value in group.strongest.leakage)
+        proven = epsilon(each.guarantee)
+        name = short(each.name, _LONGEST_NAME)
+        leaked, low, high = (min(1.0, max(0.0, value)) for value in each.leak.interval)
         found.append(
             Point(
                 label=f"{name}, ε = {proven}" if proven else name,
-                level=each.verdict.level,
+                level=each.level,
                 leakage=leaked,
                 low=low,
                 high=high,
                 accuracy=each.accuracy,
-                worst=min(utility.accuracy),
-                best=max(utility.accuracy),
-                chance=utility.chance,
+                worst=min(each.utility.accuracy),
+                best=max(each.utility.accuracy),
+                chance=each.utility.chance,
             )
         )
     return found
@@ -137,7 +135,9 @@ def frontier(shown: Sequence[Point]) -> Markup:
         return inline(figure, "Accuracy against share of images recognised, per configuration.")
 
 
-def placed(boxes: Sequence[tuple[float, float, float]], taken: list[Box], frame: Box) -> list[Box]:
+def placed(
+    boxes: Sequence[tuple[float, float, float]], taken: list[Rectangle], frame: Rectangle
+) -> list[Rectangle]:
     """Where labels go so that they cover neither each other nor what is ``taken``.
 
     Each tries both sides of its point and then ever greater heights. One that fits nowhere covers
@@ -153,13 +153,13 @@ def placed(boxes: Sequence[tuple[float, float, float]], taken: list[Box], frame:
         x, y, width = boxes[number]
         tried = list(_candidates(x, y, width, frame))
         free = (box for box in tried if not any(box.overlaps(other) for other in taken))
-        nearest = tried[0] if tried else Box(x, y, x + width, y + _LINE)
+        nearest = tried[0] if tried else Rectangle(x, y, x + width, y + _LINE)
         found[number] = next(free, nearest)
         taken.append(found[number])
     return [found[number] for number in range(len(boxes))]
 
 
-def _candidates(x: float, y: float, width: float, frame: Box) -> Iterator[Box]:
+def _candidates(x: float, y: float, width: float, frame: Rectangle) -> Iterator[Rectangle]:
     """Places for a label, the nearest to its point first, none outside ``frame``."""
     rightwards = x < (frame.left + frame.right) / 2
     for step in range(60):
@@ -167,7 +167,7 @@ def _candidates(x: float, y: float, width: float, frame: Box) -> Iterator[Box]:
         middle = y + (rise if step % 2 == 0 else -rise)
         for right in (rightwards, not rightwards):
             left = x + _GAP if right else x - _GAP - width
-            box = Box(left, middle - _LINE / 2, left + width, middle + _LINE / 2)
+            box = Rectangle(left, middle - _LINE / 2, left + width, middle + _LINE / 2)
             across = box.left >= frame.left and box.right <= frame.right
             if across and box.bottom >= frame.bottom and box.top <= frame.top:
                 yield box
@@ -186,12 +186,12 @@ def _label(axes: Axes, shown: Sequence[Point], inner: tuple[int, int]) -> None:
     taken = []
     for p in shown:
         x, y = across(p.leakage), up(p.accuracy)
-        taken.append(Box(x - 6, y - 6, x + 6, y + 6))
-        taken.append(Box(across(p.low), y - 1, across(p.high), y + 1))
-        taken.append(Box(x - 1, up(p.worst), x + 1, up(p.best)))
+        taken.append(Rectangle(x - 6, y - 6, x + 6, y + 6))
+        taken.append(Rectangle(across(p.low), y - 1, across(p.high), y + 1))
+        taken.append(Rectangle(x - 1, up(p.worst), x + 1, up(p.best)))
     sizes = [(across(p.leakage), up(p.accuracy), _LETTER * len(p.label) + 2) for p in shown]
     for point, (x, y, _), box in zip(
-        shown, sizes, placed(sizes, taken, Box(0, 0, *inner)), strict=True
+        shown, sizes, placed(sizes, taken, Rectangle(0, 0, *inner)), strict=True
     ):
         right = box.left >= x
         rise = (box.bottom + box.top) / 2 - y

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from PIL import Image
 from torch import Tensor
 
-from leakscope.audit.evidence import Evidence
+from leakscope.judge import Evidence
 from leakscope.measure import Scores
-from leakscope.report.grouping import AttackEvidence
 
 SHOWN = 128
 """Longest side in CSS pixels that small images are enlarged to; two fit on a phone."""
@@ -42,7 +41,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Score:
+class Likeness:
     """How much of one original leaked; ``lpips`` only if it was measured."""
 
     psnr: float
@@ -69,14 +68,14 @@ class Exhibit:
     class_name: str
     found: Picture
     original: Picture | None = None
-    score: Score | None = None
+    score: Likeness | None = None
 
 
 def exhibits(
-    attack: AttackEvidence, class_names: Sequence[str], lossless: bool = True
+    runs: Sequence[Evidence], class_names: Sequence[str], lossless: bool = True
 ) -> list[Exhibit]:
     """The images of one attack, the most leaked first; of very many only the first."""
-    places = [(run, index) for run in attack.runs for index in range(count(run))]
+    places = [(run, index) for run in runs for index in range(count(run))]
     places.sort(key=lambda place: _leaked(*place), reverse=True)
     make = (_exhibit(run, index, class_names, lossless) for run, index in places[:MOST_SHOWN])
     return list(make)
@@ -104,7 +103,7 @@ def same_image(exhibit: Exhibit, shown: Sequence[Exhibit]) -> Exhibit | None:
 
 def clearest(shown: Sequence[Exhibit]) -> Exhibit | None:
     """The pair most alike in structure: highest PSNR alone would favour dark and empty images."""
-    scored = [(exhibit.score.ssim, exhibit) for exhibit in shown if exhibit.score]
+    scored = [(each.score.ssim, each) for each in shown if each.score and each.original]
     return max(scored, key=lambda pair: pair[0])[1] if scored else None
 
 
@@ -130,24 +129,21 @@ def picture(image: Tensor, lossless: bool = True) -> Picture:
 
 
 def _exhibit(run: Evidence, index: int, class_names: Sequence[str], lossless: bool) -> Exhibit:
-    if run.finding is None:
-        name = _class_name(int(run.found.labels[index]), class_names)
-        return Exhibit(run.client, index, name, picture(run.found.images[index], lossless))
-    assert run.truth is not None
-    scores = run.finding.scores
+    place = index if run.finding is None else run.finding.scores.pairs[index]
+    labels = run.found.labels if run.truth is None else run.truth.labels
     return Exhibit(
         client=run.client,
         index=index,
-        class_name=_class_name(int(run.truth.labels[index]), class_names),
-        found=picture(run.found.images[scores.pairs[index]], lossless),
-        original=picture(run.truth.images[index], lossless),
-        score=_score(scores, index),
+        class_name=_class_name(int(labels[place if run.truth is None else index]), class_names),
+        found=picture(run.found.images[place], lossless),
+        original=None if run.truth is None else picture(run.truth.images[index], lossless),
+        score=None if run.finding is None else _likeness(run.finding.scores, index),
     )
 
 
-def _score(scores: Scores, index: int) -> Score:
+def _likeness(scores: Scores, index: int) -> Likeness:
     lpips = None if scores.lpips is None else scores.lpips[index]
-    return Score(scores.psnr[index], scores.ssim[index], scores.recognised[index], lpips)
+    return Likeness(scores.psnr[index], scores.ssim[index], scores.recognised[index], lpips)
 
 
 def _class_name(label: int, class_names: Sequence[str]) -> str:

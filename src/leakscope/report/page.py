@@ -1,28 +1,33 @@
-"""The whole page from its parts."""
+"""The whole page from its parts: it prints what the judge said."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from leakscope.audit.evidence import Evidence, Provenance
-from leakscope.audit.store import write_whole
-from leakscope.measure import RECOGNISABLE_DB
+from leakscope.execution.store import write_whole
+from leakscope.judge import (
+    IGNORED,
+    AttackResult,
+    ConfigurationResult,
+    Evidence,
+    Provenance,
+    Results,
+    strongest_first,
+)
+from leakscope.judge.words import WHOSE, epsilon, percent, promise, scope, size, spread
+from leakscope.measure import RECOGNISABLE_DB, interval
 from leakscope.report import charts
-from leakscope.report.advice import IGNORED
-from leakscope.report.assumptions import facts, knowledge, plain_clients
-from leakscope.report.costs import percent, promise, scope, size
+from leakscope.report.facts import attack_methods, defence_methods, facts
 from leakscope.report.frontier import frontier, points
 from leakscope.report.gallery import Exhibit, clearest, count, exhibits, few, same_image
-from leakscope.report.grouping import AttackEvidence, Group, strongest_first
-from leakscope.report.matrix import matrix, panel_id
-from leakscope.report.methods import attack_methods, defence_methods
-from leakscope.report.numbers import row
-from leakscope.report.summary import Summary, summary
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,31 +40,36 @@ class Panel:
         column: which attack, from 0.
         group: the configuration.
         attack: the attack.
+        runs: of the attack.
         shown: the pictures.
         total: how many there are.
-        strongest: whether the attack decides the configuration's verdict.
     """
 
     id: str
     row: int
     column: int
-    group: Group
-    attack: AttackEvidence
+    group: ConfigurationResult
+    attack: AttackResult
+    runs: list[Evidence]
     shown: list[Exhibit]
     total: int
-    strongest: bool
+
+    @property
+    def strongest(self) -> bool:
+        """Whether the attack decides the configuration's verdict."""
+        return self.attack is self.group.strongest
 
 
-def render(evidence: Sequence[Evidence], provenance: Provenance) -> str:
+def render(results: Results, evidence: Sequence[Evidence], provenance: Provenance) -> str:
     """The report as one HTML document that needs nothing else.
 
     The same input gives the same text.
 
     Args:
-        evidence: every attack on every client, at least one.
+        results: what was judged.
+        evidence: what it was judged by: the pictures and the curves.
         provenance: how to do it again.
     """
-    found = summary(evidence, provenance)
     environment = Environment(
         loader=PackageLoader("leakscope.report"),
         autoescape=True,
@@ -67,88 +77,129 @@ def render(evidence: Sequence[Evidence], provenance: Provenance) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    groups = [each.group for each in found.judged]
-    columns = [attack.name for attack in strongest_first(evidence)]
-    panels = _panels(groups, columns, provenance, few(evidence) or len(groups) == 1)
+    environment.filters |= {
+        "bounded": bounded,
+        "epsilon": epsilon,
+        "mean": fmean,
+        "percent": percent,
+        "size": size,
+        "spread": spread,
+        "whose": WHOSE.__getitem__,
+    }
+    groups = list(results.configurations)
+    ranked = strongest_first(evidence)
+    columns = [attack.attack for attack in ranked]
+    panels = _panels(groups, columns, evidence, provenance)
     return environment.get_template("report.html.jinja").render(
         columns=columns,
         groups=groups,
-        matrix=matrix(found, columns),
+        panel_id=panel_id,
         provenance=provenance,
+        results=results,
         several=len(groups) > 1,
-        summary=found,
-        **_facts(evidence, provenance, groups),
-        **_pictures(panels, found),
-        **_drawn(found, groups),
+        **_facts(results, evidence, provenance, ranked),
+        **_pictures(panels, results),
+        **_drawn(groups, panels),
         **_paths(evidence, alone=len(groups) == 1),
         **_costs(groups),
     )
 
 
-def write(evidence: Sequence[Evidence], provenance: Provenance, path: str | Path) -> None:
+def write(
+    results: Results, evidence: Sequence[Evidence], provenance: Provenance, path: str | Path
+) -> None:
     """Write the report to a file or URL, whole or not at all."""
-    write_whole(path, render(evidence, provenance))
+    write_whole(path, render(results, evidence, provenance))
+
+
+def panel_id(row: int, column: int) -> str:
+    """Where the pictures of one attack on one configuration are."""
+    return f"panel-{row}-{column}"
+
+
+def bounded(values: Sequence[float], form: str) -> tuple[str, str]:
+    """A mean and its interval, ready to print; no bounds for a single value."""
+    found = interval(torch.tensor(values, dtype=torch.float64))
+    bounds = "" if math.isnan(found.low) else f"[{found.low:{form}}, {found.high:{form}}]"
+    return f"{found.mean:{form}}", bounds
 
 
 def _facts(
-    evidence: Sequence[Evidence], provenance: Provenance, groups: Sequence[Group]
+    results: Results,
+    evidence: Sequence[Evidence],
+    provenance: Provenance,
+    ranked: Sequence[AttackResult],
 ) -> dict[str, Any]:
     """What was done, and the numbers that came out."""
-    attacks = strongest_first(evidence)
+    plain = {each.label for each in results.configurations if each.defence == "none"}
+    undefended = [run for run in evidence if run.configuration in plain]
     return {
-        "attacks": attacks,
-        "clients": sorted({run.client for run in evidence}),
-        "facts": facts(plain_clients(groups), provenance),
+        "attacks": ranked,
         "attempted": any(run.agreement for run in evidence),
+        "clients": sorted({run.client for run in evidence}),
+        "facts": facts(undefended or evidence, provenance),
         "finished": len(evidence),
         "ignored_phrase": IGNORED,
-        "knowledge": knowledge(groups),
-        "measured": any(attack.findings for attack in attacks),
+        "knowledge": [each for each in results.configurations if each.known or each.ignored],
+        "measured": bool(results.measured),
         "methods": {
             "Attacks": attack_methods(evidence),
             "Defences": defence_methods(provenance.configurations),
         },
         "perceptual": any(run.finding and run.finding.scores.lpips for run in evidence),
+        "recipes": {
+            attack.attack: dict.fromkeys(
+                run.found.attack for run in evidence if run.attack == attack.attack
+            )
+            for attack in ranked
+        },
         "recognisable": RECOGNISABLE_DB,
-        "rows": [(group, [row(attack) for attack in group.attacks]) for group in groups],
         "seeds": sorted({run.found.seed for run in evidence}),
-        "shares": attacks[0].runs[0].shares,
+        "shares": evidence[0].shares,
     }
 
 
 def _panels(
-    groups: Sequence[Group], columns: Sequence[str], provenance: Provenance, lossless: bool
+    groups: Sequence[ConfigurationResult],
+    columns: Sequence[str],
+    evidence: Sequence[Evidence],
+    provenance: Provenance,
 ) -> list[Panel]:
     """Every attack on every configuration, the strongest of each configuration first."""
-    return [
-        Panel(
-            id=panel_id(number, columns.index(attack.name)),
-            row=number,
-            column=columns.index(attack.name),
-            group=group,
-            attack=attack,
-            shown=exhibits(attack, provenance.class_names, lossless),
-            total=sum(map(count, attack.runs)),
-            strongest=attack is group.strongest,
-        )
-        for number, group in enumerate(groups)
-        for attack in group.attacks
-    ]
+    lossless = few(evidence) or len(groups) == 1
+    runs: dict[tuple[str, str], list[Evidence]] = {}
+    for run in sorted(evidence, key=lambda run: run.client):
+        runs.setdefault((run.configuration, run.attack), []).append(run)
+    found = []
+    for row, group in enumerate(groups):
+        for attack in group.attacks:
+            own, column = runs[group.label, attack.attack], columns.index(attack.attack)
+            found.append(
+                Panel(
+                    id=panel_id(row, column),
+                    row=row,
+                    column=column,
+                    group=group,
+                    attack=attack,
+                    runs=own,
+                    shown=exhibits(own, provenance.class_names, lossless),
+                    total=sum(map(count, own)),
+                )
+            )
+    return found
 
 
-def _pictures(panels: Sequence[Panel], found: Summary) -> dict[str, Any]:
+def _pictures(panels: Sequence[Panel], results: Results) -> dict[str, Any]:
     """All pictures, every original once, and the ones to show first."""
     originals: dict[str, Exhibit] = {}
     for panel in panels:
         for exhibit in panel.shown:
             if exhibit.original is not None:
                 originals.setdefault(exhibit.original.uri, exhibit)
-    first = next(p for p in panels if p.strongest and p.group is found.worst.group)
+    deciding = {panel.group.label: panel for panel in panels if panel.strongest}
+    first = deciding[results.worst.label]
     best = clearest(first.shown)
-    kept = next(
-        (p for p in panels if p.strongest and p.group.configuration.label == found.recommended),
-        None,
-    )
+    kept = None if results.recommended is None else deciding[results.recommended.label]
     return {
         "panels": panels,
         "first": first,
@@ -161,17 +212,18 @@ def _pictures(panels: Sequence[Panel], found: Summary) -> dict[str, Any]:
     }
 
 
-def _drawn(found: Summary, groups: Sequence[Group]) -> dict[str, Any]:
+def _drawn(groups: Sequence[ConfigurationResult], panels: Sequence[Panel]) -> dict[str, Any]:
     """The charts: of every attack, or of the strongest attack on every configuration."""
     several = len(groups) > 1
     if several:
-        curves = {group.name: group.strongest for group in groups}
+        curves = {panel.group.name: panel for panel in panels if panel.strongest}
     else:
-        curves = {attack.name: attack for attack in groups[0].attacks}
-    measured = {name: attack for name, attack in curves.items() if attack.findings}
-    shown = points(found.judged) if several else []
+        curves = {panel.attack.attack: panel for panel in panels}
+    measured = {name: panel.attack for name, panel in curves.items() if panel.attack.findings}
+    shown = points(groups) if several else []
+    runs = {name: panel.runs for name, panel in curves.items()}
     return {
-        "convergence": charts.convergence(curves, wide=several),
+        "convergence": charts.convergence(runs, wide=several),
         "frontier": frontier(shown) if len(shown) > 1 else None,
         "psnr_strip": charts.psnr_strip(measured, wide=several) if measured else None,
     }
@@ -188,22 +240,21 @@ def _paths(evidence: Sequence[Evidence], alone: bool) -> dict[str, Any]:
     }
 
 
-def _costs(groups: Sequence[Group]) -> dict[str, Any]:
+def _costs(groups: Sequence[ConfigurationResult]) -> dict[str, Any]:
     """What the first configuration costs, a sentence each; of several the matrix says it."""
     group = groups[0]
-    configuration, utility = group.configuration, group.configuration.utility
     said = []
-    if utility is not None and group.accuracy is not None:
+    if group.utility is not None and group.accuracy is not None:
         said.append(
             f"A network trained with these settings names {percent(group.accuracy)} of images that "
             f"no client had rightly (always naming the most frequent class: "
-            f"{percent(utility.chance)})."
+            f"{percent(group.utility.chance)})."
         )
-    if promise(configuration):
-        said.append(f"Guarantee: {promise(configuration)}.")
-    if configuration.defence != "none" and configuration.bytes_sent:
-        said.append(f"A client sends {size(configuration.bytes_sent)} a round.")
-    measured = [each.configuration.utility for each in groups]
+    if promise(group):
+        said.append(f"Guarantee: {promise(group)}.")
+    if group.defence != "none" and group.bytes_sent:
+        said.append(f"A client sends {size(group.bytes_sent)} a round.")
+    measured = [each.utility for each in groups]
     chances = dict.fromkeys(percent(each.chance) for each in measured if each is not None)
-    promises = dict.fromkeys(scope(each.configuration) for each in groups)
+    promises = dict.fromkeys(scope(each) for each in groups)
     return {"costs": said, "chances": list(chances), "promises": [p for p in promises if p]}

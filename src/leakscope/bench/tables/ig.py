@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leakscope.bench.table import Recipe, Row, Table, Training, Victim
+from leakscope.bench.table import Pretraining, Recipe, Row, Table, Victim
 
 _REFERENCE = "Geiping et al.: Inverting Gradients, NeurIPS 2020"
 _STEPS = 4_800
@@ -33,9 +33,9 @@ _TABLE_3 = (
 )
 
 
-def _trained(epochs: int, lr: float) -> Training:
+def _trained(epochs: int, lr: float) -> Pretraining:
     """Plain training: one client, one round per epoch, batch norm with the batch's statistics."""
-    return Training(
+    return Pretraining(
         rounds=epochs,
         split="one",
         shared=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from leakscope.bench.table import Pick, Recipe, Row, Table, Training, Victim
+from leakscope.bench.table import Pick, Pretraining, Recipe, Row, Table, Victim
 
 _REFERENCE = "Zhu, Yao, Blaschko: Surrogate Model Extension, ICML 2023"
 
@@ -161,11 +161,11 @@ def _table_3() -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def federation(rounds: int) -> Training | None:
+def federation(rounds: int) -> Pretraining | None:
     """Appendix D; round 1 is the fresh network."""
     if rounds == 1:
         return None
-    return Training(
+    return Pretraining(
         rounds=rounds,
         split="writer",
         shared=False,
