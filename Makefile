@@ -7,7 +7,7 @@ INSTALL := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt 
 .PHONY: demo test docs wheel-test faults clean
 
 demo: .venv/installed
-	$(BIN)/leakscope audit examples/photos.yaml --out out/demo
+	$(BIN)/leakmeter audit examples/photos.yaml --out out/demo
 
 test: .venv/installed-dev
 	$(BIN)/ruff check

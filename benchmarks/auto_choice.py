@@ -17,9 +17,9 @@ from itertools import product
 from rich.console import Console
 from rich.table import Table
 
-import leakscope as ls
-from leakscope import papers
-from leakscope.attack.auto import CLEARLY
+import leakmeter as lm
+from leakmeter import papers
+from leakmeter.attacks.auto import CLEARLY
 
 NETWORKS = ("cnn-femnist", "cnn-cifar")
 CLIENTS = (
@@ -37,21 +37,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--iterations", type=int, action="append", help="300 and 60 by default")
     options = parser.parse_args()
-    photos = ls.data.load("photos", size=32)
+    photos = lm.data.load("photos", size=32)
     screen = Console()
     for iterations in options.iterations or (300, 60):
         candidates = {each.name: each.attack for each in papers.auto(iterations).candidates}
         table = Table("client", "plain [dB]", "sharp [dB]", "plain left", "sharp left", "gained")
         for network, (count, epochs, lr) in product(NETWORKS, CLIENTS):
             images, labels = photos.images[-count:], photos.labels[-count:]
-            model = ls.models.build(network, classes=photos.classes, channels=3, size=32)
-            client = ls.Client(model, images, labels, epochs=epochs, lr=lr, normalize="photos")
+            model = lm.models.build(network, classes=photos.classes, channels=3, size=32)
+            client = lm.Client(model, images, labels, epochs=epochs, lr=lr, normalize="photos")
             update = client.train()
             quality, left = [], []
             for name in ("retrace", "retrace_sharp"):
                 found = candidates[name].run(model, update, labels=labels, compiling="never")
-                quality.append(ls.measure.images(found.images, images).psnr.mean().item())
-                left.append(1 - ls.replay_score(model, update, found))
+                quality.append(lm.measure.images(found.images, images).psnr.mean().item())
+                left.append(1 - lm.replay_score(model, update, found))
             gained = f"{quality[1] - quality[0]:+.1f}"
             table.add_row(
                 f"{network} N={count} E={epochs} lr={lr:g}",

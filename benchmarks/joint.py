@@ -18,20 +18,20 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-import leakscope as ls
-from leakscope import papers
-from leakscope.attack import joint
+import leakmeter as lm
+from leakmeter import papers
+from leakmeter.attacks import joint
 
 
-def tried(data: ls.data.Dataset, seed: int, iterations: int) -> list[float]:
+def tried(data: lm.data.Dataset, seed: int, iterations: int) -> list[float]:
     """PSNR by the first gradient, by the second, and by both with either weight."""
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
     mine, others = order[:8], order[8:1008]
     images, labels = data.images[mine], data.labels[mine]
     first, second = (
-        ls.models.build("cnn-femnist", classes=data.classes, seed=seed) for _ in range(2)
+        lm.models.build("cnn-femnist", classes=data.classes, seed=seed) for _ in range(2)
     )
-    learned = ls.Client(
+    learned = lm.Client(
         first,
         data.images[others],
         data.labels[others],
@@ -44,7 +44,7 @@ def tried(data: ls.data.Dataset, seed: int, iterations: int) -> list[float]:
     assert learned.after is not None
     second.load_state_dict(learned.after)
     updates = [
-        ls.Client(network, images, labels, normalize="femnist").gradient()
+        lm.Client(network, images, labels, normalize="femnist").gradient()
         for network in (first, second)
     ]
     attack = replace(papers.ig(tv=0.005, sign=False), solver=papers.retrace(iterations).solver)
@@ -59,7 +59,7 @@ def tried(data: ls.data.Dataset, seed: int, iterations: int) -> list[float]:
             later=weight,
         )
         found.append(together.found)
-    return [ls.measure.images(each.images, images).psnr.mean().item() for each in found]
+    return [lm.measure.images(each.images, images).psnr.mean().item() for each in found]
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--iterations", type=int, default=100)
     options = parser.parse_args()
-    data = ls.data.load(f"npz:{options.data / 'femnist.npz'}")
+    data = lm.data.load(f"npz:{options.data / 'femnist.npz'}")
     table = Table("client", "first", "second", "both, a tenth", "both, equal")
     rows = []
     for seed in range(options.clients):

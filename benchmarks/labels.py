@@ -22,9 +22,9 @@ from rich.progress import track
 from rich.table import Table
 from torch import nn
 
-import leakscope as ls
-from leakscope.attack import labels
-from leakscope.attack.problem import Problem
+import leakmeter as lm
+from leakmeter.attacks import labels
+from leakmeter.attacks.problem import Problem
 
 METHODS: tuple[labels.Labels, ...] = (
     labels.Single(),
@@ -44,7 +44,7 @@ class Network:
     """A network, its data, and what is special about it.
 
     Attributes:
-        name: in :data:`leakscope.models.REGISTRY`.
+        name: in :data:`leakmeter.models.REGISTRY`.
         data: stem of the .npz file.
         lr: step size of the training that makes it a trained one.
         epochs: length of that training, of batches of 20 with momentum 0.9; 0 for none.
@@ -109,15 +109,15 @@ class Setting:
         return f"{'trained' if self.trained else 'fresh'}, {sends}, N={self.count}, {mix}"
 
 
-def images_of(network: Network, folder: Path) -> ls.data.Dataset:
-    data = ls.data.load(f"npz:{folder / network.data}.npz")
+def images_of(network: Network, folder: Path) -> lm.data.Dataset:
+    data = lm.data.load(f"npz:{folder / network.data}.npz")
     if network.classes is None:
         return data
     few = data.select((data.labels < network.classes).nonzero().flatten())
     return replace(few, class_names=data.class_names[: network.classes])
 
 
-def halves(data: ls.data.Dataset) -> tuple[ls.data.Dataset, ls.data.Dataset]:
+def halves(data: lm.data.Dataset) -> tuple[lm.data.Dataset, lm.data.Dataset]:
     """Images that train networks, at most 2,000, and images of clients; no image is in both."""
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
     middle = len(data) // 2
@@ -125,15 +125,15 @@ def halves(data: ls.data.Dataset) -> tuple[ls.data.Dataset, ls.data.Dataset]:
 
 
 def fresh(network: Network, classes: int) -> nn.Module:
-    model = ls.models.build(network.name, classes=classes)
+    model = lm.models.build(network.name, classes=classes)
     if not network.bias:
         last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
         last.register_parameter("bias", None)
     return model
 
 
-def trained(network: Network, model: nn.Module, data: ls.data.Dataset) -> nn.Module:
-    return ls.federated.federate(
+def trained(network: Network, model: nn.Module, data: lm.data.Dataset) -> nn.Module:
+    return lm.federated.federate(
         model,
         [(data.images, data.labels)],
         rounds=1,
@@ -145,14 +145,14 @@ def trained(network: Network, model: nn.Module, data: ls.data.Dataset) -> nn.Mod
     )
 
 
-def accuracy(model: nn.Module, data: ls.data.Dataset, normalize: str) -> float:
-    mean, std = (torch.tensor(side).view(-1, 1, 1) for side in ls.data.normalization(normalize))
+def accuracy(model: nn.Module, data: lm.data.Dataset, normalize: str) -> float:
+    mean, std = (torch.tensor(side).view(-1, 1, 1) for side in lm.data.normalization(normalize))
     with torch.no_grad():
         answers = torch.cat([model((x - mean) / std).argmax(1) for x in data.images.split(200)])
     return (answers == data.labels).float().mean().item()
 
 
-def draw(data: ls.data.Dataset, count: int, skewed: bool, seed: int) -> ls.data.Dataset:
+def draw(data: lm.data.Dataset, count: int, skewed: bool, seed: int) -> lm.data.Dataset:
     """``count`` examples, of all classes or of three."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(data), generator=generator)
@@ -165,11 +165,11 @@ def draw(data: ls.data.Dataset, count: int, skewed: bool, seed: int) -> ls.data.
 
 
 def victim(
-    network: Network, setting: Setting, model: nn.Module, data: ls.data.Dataset, seed: int
+    network: Network, setting: Setting, model: nn.Module, data: lm.data.Dataset, seed: int
 ) -> tuple[Problem, torch.Tensor]:
     """What a client sent, and its labels."""
     mine = draw(data, setting.count, setting.skewed, seed)
-    client = ls.Client(
+    client = lm.Client(
         model,
         mine.images,
         mine.labels,
@@ -189,8 +189,8 @@ def victim(
 def found(method: labels.Labels, problem: Problem, truth: torch.Tensor) -> float:
     """Share of the labels, NaN if the method cannot work here."""
     try:
-        return ls.measure.label_accuracy(method.recover(problem), truth)
-    except ls.LeakscopeError:
+        return lm.measure.label_accuracy(method.recover(problem), truth)
+    except lm.LeakmeterError:
         return float("nan")
 
 
@@ -229,7 +229,7 @@ def table_of(network: Network, folder: Path) -> Table:
 def cell(shares: torch.Tensor) -> str:
     if shares.isnan().any():
         return "-"
-    mean, low, high = ls.measure.interval(100 * shares)
+    mean, low, high = lm.measure.interval(100 * shares)
     return f"{mean:.0f} [{low:.0f}, {high:.0f}]"
 
 

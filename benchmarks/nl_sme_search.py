@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-import leakscope as ls
-from leakscope.attack.matched import MatchedAttack
-from leakscope.attack.trajectory import Bezier
+import leakmeter as lm
+from leakmeter.attacks.matched import MatchedAttack
+from leakmeter.attacks.trajectory import Bezier
 
 NETWORKS = {"cifar100": "cnn-cifar", "femnist": "cnn-femnist"}
 
@@ -42,17 +42,17 @@ def settings(paths: list[float], scalings: list[float], keeps: list[float]) -> d
 
 
 def attack_client(
-    attack: MatchedAttack, data: ls.data.Dataset, options: argparse.Namespace, client: int
+    attack: MatchedAttack, data: lm.data.Dataset, options: argparse.Namespace, client: int
 ) -> tuple[float, float]:
     """(PSNR, L_sim) on the client of this number."""
     generator = torch.Generator().manual_seed(client)
     some = torch.randperm(len(data), generator=generator)[: options.examples]
     images, labels = data.images[some], data.labels[some]
     channels, size, _ = data.shape
-    model = ls.models.build(
+    model = lm.models.build(
         NETWORKS[options.set], classes=data.classes, channels=channels, size=size, seed=client
     )
-    update = ls.Client(
+    update = lm.Client(
         model,
         images,
         labels,
@@ -63,7 +63,7 @@ def attack_client(
         seed=client,
     ).train()
     found = attack.run(model, update, labels=labels)
-    psnr = ls.measure.images(found.images, images).psnr.mean().item()
+    psnr = lm.measure.images(found.images, images).psnr.mean().item()
     return psnr, found.history["match"][-1].item()
 
 
@@ -79,8 +79,8 @@ def main() -> None:
     parser.add_argument("--scaling", type=float, nargs="+", default=[1e-4, 1e-3, 1e-2])
     parser.add_argument("--penalty", type=float, nargs="+", default=[0.0, 1e-2])
     options = parser.parse_args()
-    data = ls.data.load(f"npz:{options.data}/{options.set}.npz")
-    sme = ls.papers.sme(options.iterations)
+    data = lm.data.load(f"npz:{options.data}/{options.set}.npz")
+    sme = lm.papers.sme(options.iterations)
     attacks = {"sme": sme}
     for name, bezier in settings(options.path, options.scaling, options.penalty).items():
         attacks[name] = replace(sme, trajectory=bezier)

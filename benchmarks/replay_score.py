@@ -17,9 +17,9 @@ from rich.progress import track
 from rich.table import Table
 from scipy.stats import spearmanr
 
-import leakscope as ls
-from leakscope import papers
-from leakscope.attack.matched import MatchedAttack
+import leakmeter as lm
+from leakmeter import papers
+from leakmeter.attacks.matched import MatchedAttack
 
 NETWORKS = {"femnist": "cnn-femnist", "cifar100": "cnn-cifar"}
 
@@ -58,15 +58,15 @@ def main() -> None:
         for client in range(options.clients)
     ]
     for name, batch_size, client in track(jobs, description="clients", console=screen):
-        data = ls.data.load(f"npz:{options.data}/{name}.npz")
+        data = lm.data.load(f"npz:{options.data}/{name}.npz")
         generator = torch.Generator().manual_seed(client)
         some = torch.randperm(len(data), generator=generator)[: options.examples]
         images, labels = data.images[some], data.labels[some]
         channels, size, _ = data.shape
-        model = ls.models.build(
+        model = lm.models.build(
             NETWORKS[name], classes=data.classes, channels=channels, size=size, seed=client
         )
-        update = ls.Client(
+        update = lm.Client(
             model,
             images,
             labels,
@@ -79,8 +79,8 @@ def main() -> None:
         rows = {}
         for label, attack in attacks().items():
             found = attack.run(model, update, labels=labels)
-            quality = ls.measure.images(found.images, images).psnr.mean().item()
-            rows[label] = (ls.replay_score(model, update, found), quality)
+            quality = lm.measure.images(found.images, images).psnr.mean().item()
+            rows[label] = (lm.replay_score(model, update, found), quality)
             screen.log(f"{name} B={batch_size} client {client} {label}: {rows[label]}")
         scores, psnrs = zip(*rows.values(), strict=True)
         chosen = max(rows, key=lambda label: rows[label][0])

@@ -18,15 +18,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-import leakscope as ls
-from leakscope import papers
-from leakscope.attack.adam import Adam
-from leakscope.attack.attack import Attack
-from leakscope.attack.matched import MatchedAttack
-from leakscope.attack.retrace import Retrace
-from leakscope.attack.schedule import CosineDecay, Schedule, StepDecay
-from leakscope.bench import victim
-from leakscope.bench.table import Victim
+import leakmeter as lm
+from leakmeter import papers
+from leakmeter.attacks.adam import Adam
+from leakmeter.attacks.attack import Attack
+from leakmeter.attacks.matched import MatchedAttack
+from leakmeter.attacks.retrace import Retrace
+from leakmeter.attacks.schedule import CosineDecay, Schedule, StepDecay
+from leakmeter.bench import victim
+from leakmeter.bench.table import Victim
 
 SCHEDULES: dict[str, Schedule] = {"in steps": StepDecay(), "cosine": CosineDecay()}
 NETWORKS = {"cifar100": "cnn-cifar", "femnist": "cnn-femnist"}
@@ -109,7 +109,7 @@ def main() -> None:
 def each_attack(attack: Attack, attacked: victim.Attacked) -> tuple[float, float]:
     """(PSNR, seconds) on one client."""
     found = attack.run(attacked.model, attacked.update, labels=attacked.labels)
-    return ls.measure.images(found.images, attacked.images).psnr.mean().item(), found.seconds
+    return lm.measure.images(found.images, attacked.images).psnr.mean().item(), found.seconds
 
 
 if __name__ == "__main__":

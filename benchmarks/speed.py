@@ -32,12 +32,12 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-import leakscope as ls
-from leakscope import papers
-from leakscope.attack.compiling import Compiling
-from leakscope.attack.matched import MatchedAttack
-from leakscope.attack.retrace import Retrace
-from leakscope.execution.memory import fresh_peak, peak_memory
+import leakmeter as lm
+from leakmeter import papers
+from leakmeter.attacks.compiling import Compiling
+from leakmeter.attacks.matched import MatchedAttack
+from leakmeter.attacks.retrace import Retrace
+from leakmeter.execution.memory import fresh_peak, peak_memory
 
 RECIPES: dict[str, Callable[[int], MatchedAttack]] = {
     "ig": lambda iterations: papers.ig(iterations, lr=1.0, tv=0.005, sign=False),
@@ -64,7 +64,7 @@ class Victim:
     """A client and what it sent."""
 
     model: nn.Module
-    update: ls.Update
+    update: lm.Update
     images: Tensor
     labels: Tensor
 
@@ -73,11 +73,11 @@ def victim(
     folder: Path, examples: int, epochs: int, batch_size: int, model: str = "cnn-cifar"
 ) -> Victim:
     """A CIFAR-100 client with the SME paper's network and step size."""
-    data = ls.data.load(f"npz:{folder / 'cifar100.npz'}")
+    data = lm.data.load(f"npz:{folder / 'cifar100.npz'}")
     some = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:examples]
     images, labels = data.images[some], data.labels[some]
-    network = ls.models.build(model, classes=data.classes)
-    client = ls.Client(
+    network = lm.models.build(model, classes=data.classes)
+    client = lm.Client(
         network,
         images,
         labels,
@@ -179,7 +179,7 @@ def transcription(attacked: Victim, iterations: int = 1000) -> Tensor:
 
 
 def psnr(found: Tensor, attacked: Victim) -> float:
-    return ls.measure.images(found, attacked.images).psnr.mean().item()
+    return lm.measure.images(found, attacked.images).psnr.mean().item()
 
 
 def target(folder: Path, screen: Console) -> None:

@@ -24,17 +24,17 @@ from typing import Any
 import torch
 from ray.cluster_utils import Cluster as Machines
 
-from leakscope.attack.reconstruction import Reconstruction
-from leakscope.audit import Resources, Scenario
-from leakscope.audit.plan import plan
-from leakscope.audit.trials import FOUND
-from leakscope.execution import Trial
-from leakscope.execution.executors import Cache, Worker, cores
-from leakscope.execution.progress import Screen
-from leakscope.execution.store import Store
-from leakscope.execution.sweep import sweep
-from leakscope.execution.trial import Job, Outcome, Record, perform
-from leakscope.state import digest
+from leakmeter.attacks.reconstruction import Reconstruction
+from leakmeter.audits import Resources, Scenario
+from leakmeter.audits.plan import plan
+from leakmeter.audits.trials import FOUND
+from leakmeter.execution import Trial
+from leakmeter.execution.executors import Cache, Worker, cores
+from leakmeter.execution.progress import Screen
+from leakmeter.execution.store import Store
+from leakmeter.execution.sweep import sweep
+from leakmeter.execution.trial import Job, Outcome, Record, perform
+from leakmeter.state import digest
 
 
 def scenario(trials: int) -> Scenario:

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-import leakscope as ls
-from leakscope.measure import Straightness
+import leakmeter as lm
+from leakmeter.measure import Straightness
 
 EXAMPLES = 50
 PAPER = {
@@ -28,12 +28,12 @@ PAPER = {
 """By (epochs, batch size): least share in the plane, cosine at alpha = 0, greatest cosine."""
 
 
-def path(data: ls.data.Dataset, epochs: int, batch_size: int, seed: int) -> Straightness:
+def path(data: lm.data.Dataset, epochs: int, batch_size: int, seed: int) -> Straightness:
     """Of one client with examples, network and order of its own."""
     generator = torch.Generator().manual_seed(seed)
     some = torch.randperm(len(data), generator=generator)[:EXAMPLES]
-    client = ls.Client(
-        ls.models.build("cnn-femnist", classes=data.classes, seed=seed),
+    client = lm.Client(
+        lm.models.build("cnn-femnist", classes=data.classes, seed=seed),
         data.images[some],
         data.labels[some],
         epochs=epochs,
@@ -42,7 +42,7 @@ def path(data: ls.data.Dataset, epochs: int, batch_size: int, seed: int) -> Stra
         normalize="femnist",
         seed=seed,
     )
-    return ls.measure.straightness(client)
+    return lm.measure.straightness(client)
 
 
 def spread(values: list[float]) -> str:
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="FEMNIST as .npz")
     parser.add_argument("--clients", type=int, default=5)
     options = parser.parse_args()
-    data = ls.data.load(f"npz:{options.data}")
+    data = lm.data.load(f"npz:{options.data}")
     table = Table(
         *("E", "B", "min share", "paper", "cos w0", "cos wT", "paper", "max cos", "paper"),
         title=f"{options.clients} clients each; the paper has 100",

@@ -8,17 +8,17 @@ import click
 import typer
 from sphinx.application import Sphinx
 
-import leakscope
-from leakscope.cli import app as command_line
+import leakmeter
+from leakmeter.cli import app as command_line
 
-project = "leakscope"
-author = "The leakscope authors"
-release = version = leakscope.__version__
+project = "leakmeter"
+author = "The leakmeter authors"
+release = version = leakmeter.__version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 
 html_theme = "furo"
-html_title = f"leakscope {release}"
+html_title = f"leakmeter {release}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_copy_source = html_show_sourcelink = False
@@ -39,7 +39,7 @@ def described(info: typer.models.CommandInfo) -> str:
     command = typer.main.get_command_from_info(
         info, pretty_exceptions_short=False, rich_markup_mode=None
     )
-    context = click.Context(command, info_name=f"leakscope {command.name}")
+    context = click.Context(command, info_name=f"leakmeter {command.name}")
     rows = []
     for param in command.params:
         value = param.make_metavar(context).removesuffix(" RANGE")
@@ -52,7 +52,7 @@ def described(info: typer.models.CommandInfo) -> str:
     usage = " ".join(command.collect_usage_pieces(context))
     table = "\n".join(["argument or option | default | meaning", "---|---|---", *rows])
     about = inspect.cleandoc(command.help or "")
-    return f"\n## {command.name}\n\n    leakscope {command.name} {usage}\n\n{about}\n\n{table}\n"
+    return f"\n## {command.name}\n\n    leakmeter {command.name} {usage}\n\n{about}\n\n{table}\n"
 
 
 def add_commands(_: Sphinx, docname: str, source: list[str]) -> None:

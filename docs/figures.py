@@ -1,8 +1,8 @@
 """Draws the pictures of the README and the docs from what some commands leave behind.
 
 make demo
-leakscope audit examples/defences.yaml --out out/defences
-leakscope audit examples/many_steps.yaml --out out/many_steps
+leakmeter audit examples/defences.yaml --out out/defences
+leakmeter audit examples/many_steps.yaml --out out/many_steps
 python docs/figures.py out/demo out/defences out/ways out/many_steps
 
 The third is the folder of the tutorial's audit of defences.
@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from playwright.sync_api import sync_playwright
 from torch import Tensor
 
-from leakscope.audit import Folder
+from leakmeter.audits import Folder
 
 IMAGES = Path(__file__).parent / "images"
 

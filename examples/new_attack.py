@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-import leakscope as ls
-from leakscope.attack.problem import Problem
-from leakscope.attack.trajectory import Trajectory, both_ends
-from leakscope.state import State
+import leakmeter as lm
+from leakmeter.attacks.problem import Problem
+from leakmeter.attacks.trajectory import Trajectory, both_ends
+from leakmeter.state import State
 
 
 # --- the part ---------------------------------------------------------------------------------
@@ -41,26 +41,26 @@ class Simpson(Trajectory):
 
 
 # --- the recipe -------------------------------------------------------------------------------
-def simpson(iterations: int) -> ls.Attack:
+def simpson(iterations: int) -> lm.Attack:
     """SME with the other trajectory."""
-    return replace(ls.papers.sme(iterations), trajectory=Simpson())
+    return replace(lm.papers.sme(iterations), trajectory=Simpson())
 
 
 def main(iterations: int = 100) -> None:
     """Compare it with IG, SME and Retrace on four photographs after twenty epochs."""
-    data = ls.data.load("photos", size=32)
+    data = lm.data.load("photos", size=32)
     images, labels = data.images[:4], data.labels[:4]
-    model = ls.models.build("cnn-femnist", classes=data.classes, channels=3, size=32)
-    client = ls.Client(model, images, labels, epochs=20, lr=0.02, normalize="photos")
+    model = lm.models.build("cnn-femnist", classes=data.classes, channels=3, size=32)
+    client = lm.Client(model, images, labels, epochs=20, lr=0.02, normalize="photos")
     update = client.train()
     for name, attack in {
-        "IG": ls.papers.ig(iterations, lr=1.0, tv=0.005, sign=False),
-        "SME": ls.papers.sme(iterations),
+        "IG": lm.papers.ig(iterations, lr=1.0, tv=0.005, sign=False),
+        "SME": lm.papers.sme(iterations),
         "Simpson": simpson(iterations),
-        "Retrace": ls.papers.retrace(iterations),
+        "Retrace": lm.papers.retrace(iterations),
     }.items():
         found = attack.run(model, update, compiling="never")
-        psnr = ls.measure.images(found.images, images).psnr.mean()
+        psnr = lm.measure.images(found.images, images).psnr.mean()
         print(f"{name:8} {psnr:5.1f} dB  {found.seconds:4.0f} s", flush=True)
 
 

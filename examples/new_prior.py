@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-import leakscope as ls
-from leakscope.attack.prior import TotalVariation
-from leakscope.attack.problem import Problem
+import leakmeter as lm
+from leakmeter.attacks.prior import TotalVariation
+from leakmeter.attacks.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -35,18 +35,18 @@ class ColourVariation(TotalVariation):
 
 def main(iterations: int = 80) -> None:
     """Compare SME without and with it on eight photographs after twenty epochs."""
-    data = ls.data.load("photos", size=32)
+    data = lm.data.load("photos", size=32)
     images, labels = data.images[:8], data.labels[:8]
-    model = ls.models.build("cnn-femnist", classes=data.classes, channels=3, size=32)
-    client = ls.Client(model, images, labels, epochs=20, lr=0.004, normalize="photos")
+    model = lm.models.build("cnn-femnist", classes=data.classes, channels=3, size=32)
+    client = lm.Client(model, images, labels, epochs=20, lr=0.004, normalize="photos")
     update = client.train()
 
     # More total variation than SME's paper takes is better here, with or without the new prior.
-    sme = ls.papers.sme(iterations, tv=0.06)
+    sme = lm.papers.sme(iterations, tv=0.06)
     coloured = replace(sme, priors=(*sme.priors, ColourVariation(0.1)))
     for name, attack in (("SME", sme), ("SME and colour", coloured)):
         found = attack.run(model, update, compiling="never")
-        psnr = ls.measure.images(found.images, images).psnr.mean()
+        psnr = lm.measure.images(found.images, images).psnr.mean()
         print(f"{name:15} {psnr:.1f} dB", flush=True)
 
 

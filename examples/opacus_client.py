@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-import leakscope as ls
+import leakmeter as lm
 
 try:
     from opacus import PrivacyEngine
@@ -34,7 +34,7 @@ CLIP, NOISE = 3.0, 1.0
 
 def network(classes: int) -> nn.Module:
     """The network that the server hands out; yours here."""
-    return ls.models.build("cnn-femnist", classes=classes, channels=3, size=32)
+    return lm.models.build("cnn-femnist", classes=classes, channels=3, size=32)
 
 
 def train(model: nn.Module, inputs: Tensor, labels: Tensor, *, private: bool) -> float:
@@ -61,9 +61,9 @@ def train(model: nn.Module, inputs: Tensor, labels: Tensor, *, private: bool) ->
 
 def main(iterations: int = 100) -> None:
     """Record, attack and compare the client without and with privacy."""
-    data = ls.data.load("photos", size=32)
+    data = lm.data.load("photos", size=32)
     images, labels = data.images[:8], data.labels[:8]
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in ls.data.normalization("photos"))
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in lm.data.normalization("photos"))
     inputs = (images - mean) / std
     for private in (False, True):
         torch.manual_seed(0)  # of Opacus' noise
@@ -71,7 +71,7 @@ def main(iterations: int = 100) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "update.safetensors")
             # Opacus wraps the model and trains the same weights: record the model itself.
-            with ls.record(
+            with lm.record(
                 model,
                 path,
                 num_examples=len(images),
@@ -84,11 +84,11 @@ def main(iterations: int = 100) -> None:
                 classes=data.classes,
             ):
                 epsilon = train(model, inputs, labels, private=private)
-            update = ls.Update.load(path)
+            update = lm.Update.load(path)
         # Opacus leaves its hooks on the client's model; the server has a model of its own.
         server = network(data.classes)
-        found = ls.papers.sme(iterations).run(server, update, compiling="never")
-        scores, _ = ls.measure.score(found, images, labels, data.images[8:], data.labels[8:])
+        found = lm.papers.sme(iterations).run(server, update, compiling="never")
+        scores, _ = lm.measure.score(found, images, labels, data.images[8:], data.labels[8:])
         print(
             f"{'with Opacus' if private else 'without':12} epsilon {epsilon:5.1f}"
             f"  recognised {sum(scores.recognised)} of {len(images)}"

@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-import leakscope as ls
-from leakscope import measure, papers
-from leakscope.attack.attack import Attack
-from leakscope.data.text import Vocabulary, read
-from leakscope.models import text
+import leakmeter as lm
+from leakmeter import measure, papers
+from leakmeter.attacks.attack import Attack
+from leakmeter.data.text import Vocabulary, read
+from leakmeter.models import text
 
 SENTENCES = [
     "the patient in room seven was told on monday that her new treatment has failed",
@@ -40,9 +40,9 @@ def main() -> None:
     # What happens at the client: the server sees the update, nothing else.
     model = text.build(len(vocabulary))
     labels = vocabulary.next_words(truth)
-    update = ls.Client(model, model.embed(truth), labels, normalize=text.NORMALIZE).gradient()
+    update = lm.Client(model, model.embed(truth), labels, normalize=text.NORMALIZE).gradient()
 
-    def show(name: str, attack: Attack, update: ls.Update) -> None:
+    def show(name: str, attack: Attack, update: lm.Update) -> None:
         tokens = model.tokens(attack.run(model, update, compiling="never").images)
         scores = measure.sentences(tokens, truth)
         print(f"{name:9} {scores.token_accuracy:8.0%} {scores.word_recall:8.0%}", end="  ")
@@ -60,5 +60,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except ls.LeakscopeError as error:
+    except lm.LeakmeterError as error:
         sys.exit(str(error))

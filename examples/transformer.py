@@ -17,9 +17,9 @@ from dataclasses import replace
 
 import torch
 
-import leakscope as ls
-from leakscope.attack.labels import Joint
-from leakscope.models.huggingface import CausalLM
+import leakmeter as lm
+from leakmeter.attacks.labels import Joint
+from leakmeter.models.huggingface import CausalLM
 
 try:
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -70,16 +70,16 @@ def main(iterations: int = 300) -> None:
     model = own_model(tokenizer.get_vocab_size())
 
     # What happens at the client: the server sees the update, nothing else.
-    client = ls.Client(model, model.embed(truth), following, normalize=model.normalize)
+    client = lm.Client(model, model.embed(truth), following, normalize=model.normalize)
     update = client.gradient()
 
     # IG, but for sentences: nothing is smooth about words, and labels are learned, too.
-    attack = replace(ls.papers.ig(iterations, lr=0.01, tv=0.0), labels=Joint(lr=0.1))
+    attack = replace(lm.papers.ig(iterations, lr=0.01, tv=0.0), labels=Joint(lr=0.1))
     print(f"{len(words)} tokens, a vocabulary of {tokenizer.get_vocab_size()}")
     print(f"{'truth':9} {'in place':>8}  {'|'.join(map(tokenizer.id_to_token, words))}")
-    for name, sent in (("IG", update), ("no update", ls.measure.signal_free(update))):
+    for name, sent in (("IG", update), ("no update", lm.measure.signal_free(update))):
         tokens = model.tokens(attack.run(model, sent, compiling="never").images)
-        scores = ls.measure.sentences(tokens, truth)
+        scores = lm.measure.sentences(tokens, truth)
         read = "|".join(map(tokenizer.id_to_token, tokens[0].tolist()))
         print(f"{name:9} {scores.token_accuracy:8.0%}  {read}", flush=True)
 

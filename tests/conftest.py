@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import leakscope as ls
+import leakmeter as lm
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
@@ -20,17 +20,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LEAKSCOPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("LEAKMETER_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="session")
-def cifar100() -> ls.data.Dataset:
+def cifar100() -> lm.data.Dataset:
     path = SHARED / "cifar100.npz"
     if not path.exists():
         pytest.skip(f"no real samples at {os.path.relpath(path)}")
-    return ls.data.load(f"npz:{path}")
+    return lm.data.load(f"npz:{path}")
 
 
 @pytest.fixture(scope="session")
-def photos() -> ls.data.Dataset:
-    return ls.data.load("photos", size=32)
+def photos() -> lm.data.Dataset:
+    return lm.data.load("photos", size=32)

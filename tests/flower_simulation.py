@@ -19,7 +19,7 @@ from flwr.simulation import run_simulation
 from safetensors.torch import save_file
 
 from flower_clients import network, train
-from leakscope.integrations.flower import FlowerRecorder
+from leakmeter.integrations.flower import FlowerRecorder
 
 CLIENTS = 2
 """More would be averaged in the order of their replies, which rounds differently every time."""

@@ -8,21 +8,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import leakscope as ls
-from leakscope import papers
-from leakscope.attack.attack import Attack
+import leakmeter as lm
+from leakmeter import papers
+from leakmeter.attacks.attack import Attack
 
 
 @pytest.fixture(scope="module")
-def small() -> ls.data.Dataset:
-    return ls.data.load("photos", size=16)
+def small() -> lm.data.Dataset:
+    return lm.data.load("photos", size=16)
 
 
-def psnr(found: ls.Reconstruction, images: Tensor) -> float:
-    return ls.measure.images(found.images, images).psnr.mean().item()
+def psnr(found: lm.Reconstruction, images: Tensor) -> float:
+    return lm.measure.images(found.images, images).psnr.mean().item()
 
 
-def one(data: ls.data.Dataset) -> tuple[Tensor, Tensor]:
+def one(data: lm.data.Dataset) -> tuple[Tensor, Tensor]:
     return data.images[:1], data.labels[:1]
 
 
@@ -37,11 +37,11 @@ def xavier(model: nn.Module) -> nn.Module:
     return model
 
 
-def test_dlg_and_idlg_solve_a_smooth_network_that_ig_does_not(small: ls.data.Dataset) -> None:
+def test_dlg_and_idlg_solve_a_smooth_network_that_ig_does_not(small: lm.data.Dataset) -> None:
     """IG, table 1: 46 dB against 18 on the sigmoid LeNet."""
-    model = ls.models.build("lenet-zhu", classes=small.classes, size=16)
+    model = lm.models.build("lenet-zhu", classes=small.classes, size=16)
     images, labels = one(small)
-    update = ls.Client(model, images, labels).gradient()
+    update = lm.Client(model, images, labels).gradient()
     found = {
         "dlg": papers.dlg(60, restarts=4).run(model, update),
         "idlg": papers.idlg(60, restarts=4).run(model, update),
@@ -53,11 +53,11 @@ def test_dlg_and_idlg_solve_a_smooth_network_that_ig_does_not(small: ls.data.Dat
     assert min(reached["dlg"], reached["idlg"]) > max(30, reached["ig"] + 10)
 
 
-def test_sapag_is_finer_than_dlg_on_xavier_weights(small: ls.data.Dataset) -> None:
+def test_sapag_is_finer_than_dlg_on_xavier_weights(small: lm.data.Dataset) -> None:
     """SAPAG, table I (b): 32 dB against 4; here DLG succeeds, too, but less exactly."""
-    model = xavier(ls.models.build("lenet5-sapag", classes=small.classes, size=16))
+    model = xavier(lm.models.build("lenet5-sapag", classes=small.classes, size=16))
     images, labels = one(small)
-    update = ls.Client(model, images, labels).gradient()
+    update = lm.Client(model, images, labels).gradient()
     reached = {
         "sapag": psnr(papers.sapag(30, restarts=4).run(model, update), images),
         "dlg": psnr(papers.dlg(30, restarts=4).run(model, update), images),
@@ -67,12 +67,12 @@ def test_sapag_is_finer_than_dlg_on_xavier_weights(small: ls.data.Dataset) -> No
 
 
 @pytest.fixture(scope="module")
-def traveller(small: ls.data.Dataset) -> tuple[nn.Module, ls.Update, Tensor, Tensor]:
+def traveller(small: lm.data.Dataset) -> tuple[nn.Module, lm.Update, Tensor, Tensor]:
     """Four images, twenty epochs in batches of two: forty steps."""
     some = torch.tensor([0, 17, 35, 50])
     images, labels = small.images[some], small.labels[some]
-    model = ls.models.build("cnn-cifar", classes=small.classes, size=16)
-    client = ls.Client(model, images, labels, epochs=20, batch_size=2, lr=0.01, normalize="photos")
+    model = lm.models.build("cnn-cifar", classes=small.classes, size=16)
+    client = lm.Client(model, images, labels, epochs=20, batch_size=2, lr=0.01, normalize="photos")
     return model, client.train(), images, labels
 
 
@@ -107,12 +107,12 @@ def test_nl_sme_explains_more_than_sme_than_ig(traveller: Any) -> None:
 def test_the_others_read_far_more_than_noise(traveller: Any, attack: Attack, least: float) -> None:
     model, update, images, labels = traveller
     leaked = psnr(attack.run(model, update, labels=labels), images)
-    blank = psnr(attack.run(model, ls.measure.signal_free(update), labels=labels), images)
+    blank = psnr(attack.run(model, lm.measure.signal_free(update), labels=labels), images)
     print(leaked, blank)
     assert leaked > max(least, blank + 5)
 
 
-def test_a_replay_follows_a_path_that_bends(small: ls.data.Dataset) -> None:
+def test_a_replay_follows_a_path_that_bends(small: lm.data.Dataset) -> None:
     """Few large steps: one gradient explains little of them, their simulation nearly all."""
     model, update, images, labels = bent(small)
     leaked = psnr(papers.ig_fedavg(120).run(model, update, labels=labels), images)
@@ -121,28 +121,28 @@ def test_a_replay_follows_a_path_that_bends(small: ls.data.Dataset) -> None:
     assert leaked > plain + 4
 
 
-def test_dlfa_reads_far_more_than_noise(small: ls.data.Dataset) -> None:
+def test_dlfa_reads_far_more_than_noise(small: lm.data.Dataset) -> None:
     model, update, images, labels = bent(small)
     leaked = psnr(papers.dlfa(120).run(model, update, labels=labels), images)
-    noise = ls.measure.signal_free(update)
+    noise = lm.measure.signal_free(update)
     blank = psnr(papers.dlfa(120).run(model, noise, labels=labels), images)
     print(leaked, blank)
     assert leaked > max(17, blank + 2.5)
 
 
-def bent(small: ls.data.Dataset) -> tuple[nn.Module, ls.Update, Tensor, Tensor]:
+def bent(small: lm.data.Dataset) -> tuple[nn.Module, lm.Update, Tensor, Tensor]:
     some = torch.tensor([0, 17])
     images, labels = small.images[some], small.labels[some]
-    model = ls.models.build("cnn-cifar", classes=small.classes, size=16)
-    client = ls.Client(model, images, labels, epochs=4, lr=0.05, normalize="photos")
+    model = lm.models.build("cnn-cifar", classes=small.classes, size=16)
+    client = lm.Client(model, images, labels, epochs=4, lr=0.05, normalize="photos")
     return model, client.train(), images, labels
 
 
-def test_dlg_adam_reads_more_than_noise(small: ls.data.Dataset) -> None:
-    model = ls.models.build("cnn-cifar", classes=small.classes, size=16)
+def test_dlg_adam_reads_more_than_noise(small: lm.data.Dataset) -> None:
+    model = lm.models.build("cnn-cifar", classes=small.classes, size=16)
     images, labels = one(small)
-    update = ls.Client(model, images, labels, normalize="photos").gradient()
+    update = lm.Client(model, images, labels, normalize="photos").gradient()
     found = papers.dlg_adam(200).run(model, update)
-    blank = papers.dlg_adam(200).run(model, ls.measure.signal_free(update))
+    blank = papers.dlg_adam(200).run(model, lm.measure.signal_free(update))
     print(psnr(found, images), psnr(blank, images))
     assert psnr(found, images) > psnr(blank, images) + 3

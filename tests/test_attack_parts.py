@@ -9,29 +9,29 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import leakscope as ls
-from leakscope import LeakscopeError, papers
-from leakscope.attack.adam import Adam, LookAhead
-from leakscope.attack.attack import Attack
-from leakscope.attack.distance import Cosine, Euclidean, Partial
-from leakscope.attack.matched import Emphasis, MatchedAttack
-from leakscope.attack.prior import Box, EpochOrder, SoftBox, SquaredVariation, TotalVariation
-from leakscope.attack.problem import Problem
-from leakscope.attack.retrace import Retrace
-from leakscope.attack.schedule import ExponentialDecay, StepDecay
-from leakscope.attack.solver import Objective, Variable, solve
-from leakscope.attack.trajectory import Line, Start
-from leakscope.execution import Pause
+import leakmeter as lm
+from leakmeter import LeakmeterError, papers
+from leakmeter.attacks.adam import Adam, LookAhead
+from leakmeter.attacks.attack import Attack
+from leakmeter.attacks.distance import Cosine, Euclidean, Partial
+from leakmeter.attacks.matched import Emphasis, MatchedAttack
+from leakmeter.attacks.prior import Box, EpochOrder, SoftBox, SquaredVariation, TotalVariation
+from leakmeter.attacks.problem import Problem
+from leakmeter.attacks.retrace import Retrace
+from leakmeter.attacks.schedule import ExponentialDecay, StepDecay
+from leakmeter.attacks.solver import Objective, Variable, solve
+from leakmeter.attacks.trajectory import Line, Start
+from leakmeter.execution import Pause
 from victims import examples, same_bits, tiny, tiny_update
 
 
 def seen(observed: dict[str, Tensor]) -> Problem:
     """A shared gradient that looks like ``observed``."""
-    update = ls.Client(tiny(), *examples(), lr=0.1).gradient()
+    update = lm.Client(tiny(), *examples(), lr=0.1).gradient()
     return replace(Problem.of(tiny(), update, None), observed=observed)
 
 
-def problem_of(update: ls.Update, model: nn.Module | None = None) -> Problem:
+def problem_of(update: lm.Update, model: nn.Module | None = None) -> Problem:
     return Problem.of(model or tiny(), update, None)
 
 
@@ -60,7 +60,7 @@ def test_total_variation_is_the_mean_absolute_difference_of_neighbours() -> None
 
 def test_box_clips_to_black_and_white() -> None:
     images, labels = examples()
-    update = ls.Client(tiny(), images, labels, lr=0.1, normalize=((0.5,), (0.25,))).train()
+    update = lm.Client(tiny(), images, labels, lr=0.1, normalize=((0.5,), (0.25,))).train()
     x = torch.tensor([-9.0, -2.0, 0.3, 2.0, 9.0]).view(1, 1, 1, 5)
     projected = Box().project(x, problem_of(update)).flatten()
     assert projected.tolist() == pytest.approx([-2.0, -2.0, 0.3, 2.0, 2.0])
@@ -104,8 +104,8 @@ def test_alpha_learns_at_its_own_rate_and_stays_on_the_line() -> None:
 
 
 def test_line_asks_for_weights_where_there_is_a_gradient() -> None:
-    update = ls.Client(tiny(), *examples(), lr=0.1).gradient()
-    with pytest.raises(LeakscopeError, match="use ig"):
+    update = lm.Client(tiny(), *examples(), lr=0.1).gradient()
+    with pytest.raises(LeakmeterError, match="use ig"):
         papers.sme(1).run(tiny(), update)
 
 
@@ -143,7 +143,7 @@ def test_the_sign_of_the_gradient_forgets_its_size() -> None:
 @pytest.mark.parametrize("deviation", [1.0, 0.2])
 def test_relative_steps_are_as_long_however_the_client_normalises(deviation: float) -> None:
     model, (images, labels) = tiny(), examples()
-    client = ls.Client(model, images, labels, lr=0.1, normalize=((0.4,), (deviation,)))
+    client = lm.Client(model, images, labels, lr=0.1, normalize=((0.4,), (deviation,)))
     attack = MatchedAttack(
         trajectory=Start(),
         distance=Cosine(),
@@ -184,18 +184,18 @@ def test_a_diverging_attack_says_so() -> None:
         loss = values["images"].exp().exp().sum()
         return loss, loss
 
-    with pytest.raises(LeakscopeError, match="diverged"):
+    with pytest.raises(LeakmeterError, match="diverged"):
         solve(explode, {"images": Variable(torch.ones(1) * 9, lr=1.0)}, Adam(lr=1.0, iterations=2))
 
 
 def test_zero_iterations_are_refused() -> None:
-    with pytest.raises(LeakscopeError, match="iterations is 0"):
+    with pytest.raises(LeakmeterError, match="iterations is 0"):
         papers.ig(iterations=0)
 
 
 def test_euclidean_sees_the_mean_gradient_of_a_step() -> None:
     model, (images, labels) = tiny(), examples()
-    client = ls.Client(model, images, labels, epochs=1, lr=0.01)
+    client = lm.Client(model, images, labels, epochs=1, lr=0.01)
     trained, gradient = problem_of(client.train(), model), problem_of(client.gradient(), model)
     for name, tensor in gradient.mean_gradient().items():
         torch.testing.assert_close(trained.mean_gradient()[name], tensor, rtol=1e-3, atol=1e-5)
@@ -214,7 +214,7 @@ def test_an_interrupted_attack_goes_on_to_the_same_bits(
 ) -> None:
     model, update = tiny(), tiny_update()
     whole = attack.run(model, update, seed=3)
-    monkeypatch.setattr("leakscope.execution.Checkpoint.due", lambda self: True)
+    monkeypatch.setattr("leakmeter.execution.Checkpoint.due", lambda self: True)
 
     def pull_the_plug(done: int, total: int, match: object) -> None:
         if done == 12:
@@ -282,8 +282,8 @@ def test_what_is_kept_but_damaged_is_done_again(tmp_path: Path, content: bytes) 
 
 def test_an_update_without_movement_is_refused() -> None:
     update = tiny_update()
-    still = ls.Update(update.before, update.before, None, 3, update.protocol)
-    with pytest.raises(LeakscopeError, match="the update is zero"):
+    still = lm.Update(update.before, update.before, None, 3, update.protocol)
+    with pytest.raises(LeakmeterError, match="the update is zero"):
         papers.ig(1).run(tiny(), still)
 
 
@@ -297,15 +297,15 @@ def test_recipes_read_like_their_constructor() -> None:
 def test_reconstructions_round_trip(tmp_path: Path) -> None:
     found = papers.sme(3).run(tiny(), tiny_update(), seed=5)
     found.save(tmp_path / "r.safetensors")
-    loaded = ls.Reconstruction.load(tmp_path / "r.safetensors")
+    loaded = lm.Reconstruction.load(tmp_path / "r.safetensors")
     assert torch.equal(found.images, loaded.images)
     assert same_bits(found.history, loaded.history)
     assert same_bits(found.parameters, loaded.parameters)
     assert (found.attack, found.seed, found.seconds) == (loaded.attack, loaded.seed, loaded.seconds)
     assert found.labels_known is loaded.labels_known is False
     tiny_update().save(tmp_path / "u.safetensors")
-    with pytest.raises(LeakscopeError, match="not a reconstruction"):
-        ls.Reconstruction.load(tmp_path / "u.safetensors")
+    with pytest.raises(LeakmeterError, match="not a reconstruction"):
+        lm.Reconstruction.load(tmp_path / "u.safetensors")
 
 
 BAD_PARTS: dict[str, tuple[Callable[[], object], str]] = {
@@ -332,7 +332,7 @@ BAD_PARTS: dict[str, tuple[Callable[[], object], str]] = {
 
 @pytest.mark.parametrize(("make", "message"), BAD_PARTS.values(), ids=BAD_PARTS.keys())
 def test_parts_refuse_numbers_out_of_range(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(LeakscopeError, match=message):
+    with pytest.raises(LeakmeterError, match=message):
         make()
 
 

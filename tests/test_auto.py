@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-import leakscope as ls
-from leakscope import papers
-from leakscope.attack.auto import CLEARLY, Auto
-from leakscope.attack.infer import FIELDS, infer
-from leakscope.attack.matched import MatchedAttack
+import leakmeter as lm
+from leakmeter import papers
+from leakmeter.attacks.auto import CLEARLY, Auto
+from leakmeter.attacks.infer import FIELDS, infer
+from leakmeter.attacks.matched import MatchedAttack
 from victims import examples, tiny, tiny_update
 
 
-def without(update: ls.Update, *fields: str) -> ls.Update:
+def without(update: lm.Update, *fields: str) -> lm.Update:
     """The same update from a client about which less is known."""
     protocol = update.protocol.model_copy(update=dict.fromkeys(fields))
     return replace(update, protocol=protocol)
@@ -56,7 +56,7 @@ CASES: dict[str, tuple[Any, int, dict[str, Any], str]] = {
 def test_what_fits_the_update_is_chosen(case: str) -> None:
     network, count, settings, expected = CASES[case]
     model, (images, labels) = network(), examples(count)
-    update = ls.Client(model, images, labels, **{"lr": 0.1, **settings}).train()
+    update = lm.Client(model, images, labels, **{"lr": 0.1, **settings}).train()
     found = papers.auto(40).run(model, update, labels=labels)
     assert found.why.split(":")[0].removesuffix("_sharp") == expected
     assert "replay score" in found.why
@@ -64,14 +64,14 @@ def test_what_fits_the_update_is_chosen(case: str) -> None:
 
 def test_it_is_never_worse_by_replay_score_than_what_it_tried() -> None:
     model, (images, labels) = tiny(), examples()
-    update = ls.Client(model, images, labels, epochs=6, lr=0.1).train()
+    update = lm.Client(model, images, labels, epochs=6, lr=0.1).train()
     auto = papers.auto(200)
     found = auto.run(model, update, labels=labels)
     alone = [
         candidate(auto, name).run(model, update, labels=labels)
         for name in ("retrace", "retrace_sharp")
     ]
-    scores = [ls.replay_score(model, update, each) for each in (found, *alone)]
+    scores = [lm.replay_score(model, update, each) for each in (found, *alone)]
     assert 1 - scores[0] <= (1 - max(scores[1:])) / CLEARLY
 
 
@@ -90,14 +90,14 @@ def test_how_much_to_smooth_is_told_by_the_replay_score(
     Chosen for being clear. Where both are nearly alike (benchmarks/auto_choice.py), another
     machine's rounding may turn the choice, or which of them is better.
     """
-    photos = ls.data.load("photos", size=size)
+    photos = lm.data.load("photos", size=size)
     images, labels = photos.images[-count:], photos.labels[-count:]
-    model = ls.models.build(network, classes=photos.classes, channels=3, size=size)
-    update = ls.Client(model, images, labels, normalize="photos", **settings).train()
+    model = lm.models.build(network, classes=photos.classes, channels=3, size=size)
+    update = lm.Client(model, images, labels, normalize="photos", **settings).train()
     auto = papers.auto()
     found = auto.run(model, update, labels=labels, compiling="never")
     missed = candidate(auto, other).run(model, update, labels=labels, compiling="never")
-    psnr = [ls.measure.images(each.images, images).psnr.mean() for each in (found, missed)]
+    psnr = [lm.measure.images(each.images, images).psnr.mean() for each in (found, missed)]
     print(psnr, found.why)
     assert found.why.startswith(f"{chosen}: ")
     assert psnr[0] > psnr[1] + 0.5
@@ -106,7 +106,7 @@ def test_how_much_to_smooth_is_told_by_the_replay_score(
 def test_in_short_runs_little_smoothing_is_not_trusted() -> None:
     """It can explain an update better by worse images then (benchmarks/auto_choice.py)."""
     model, (images, labels) = tiny(), examples()
-    update = ls.Client(model, images, labels, epochs=4, lr=0.1).train()
+    update = lm.Client(model, images, labels, epochs=4, lr=0.1).train()
     short = papers.auto(60).run(model, update, labels=labels)
     assert short.why.startswith("retrace: ")
     assert "retrace_sharp" not in short.why
@@ -119,18 +119,18 @@ def test_in_short_runs_little_smoothing_is_not_trusted() -> None:
 @pytest.mark.parametrize("settings", [{"lr": 0.05}, {"lr": 0.01, "optimizer": "adam"}])
 def test_an_unknown_protocol_is_inferred(settings: dict[str, Any]) -> None:
     model, (images, labels) = tiny(), examples(6)
-    update = ls.Client(model, images, labels, epochs=5, **settings).train()
+    update = lm.Client(model, images, labels, epochs=5, **settings).train()
     found = papers.auto(60).run(model, without(update, *FIELDS), labels=labels)
     assert f"optimizer {settings.get('optimizer', 'sgd')} (sure)" in found.why
     assert "(fitted)" in found.why
     known = papers.auto(60).run(model, update, labels=labels)
-    scores = [ls.replay_score(model, update, each) for each in (found, known)]
+    scores = [lm.replay_score(model, update, each) for each in (found, known)]
     assert scores[0] > scores[1] - 0.05
 
 
 def test_known_settings_are_kept_and_the_rest_is_found_by_replay() -> None:
     model, (images, labels) = tiny(), examples(6)
-    update = ls.Client(model, images, labels, epochs=20, lr=0.02).train()
+    update = lm.Client(model, images, labels, epochs=20, lr=0.02).train()
     truth = replace(papers.ig(1).run(model, update), images=images, labels=labels)
     inferred = infer(model, without(update, "epochs", "batch_size"), truth)
     assert (inferred.protocol.epochs, inferred.protocol.batch_size) == (20, 6)
@@ -144,15 +144,15 @@ def test_known_settings_are_kept_and_the_rest_is_found_by_replay() -> None:
 
 def test_one_gradient_has_no_settings_to_infer() -> None:
     model, (images, labels) = tiny(), examples()
-    update = ls.Client(model, images, labels).gradient()
+    update = lm.Client(model, images, labels).gradient()
     truth = replace(papers.ig(1).run(model, update), images=images, labels=labels)
-    with pytest.raises(ls.LeakscopeError, match="attack it as it is"):
+    with pytest.raises(lm.LeakmeterError, match="attack it as it is"):
         infer(model, update, truth)
 
 
 def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
     model, (images, labels) = tiny(), examples()
-    update = ls.Client(model, images, labels, epochs=4, lr=0.1).train()
+    update = lm.Client(model, images, labels, epochs=4, lr=0.1).train()
     auto = papers.auto(200)
     whole = auto.run(model, update, labels=labels)
     calls = 0
@@ -184,7 +184,7 @@ def test_progress_covers_all_candidates() -> None:
 
 def test_the_time_it_may_take_is_kept() -> None:
     model, (images, labels) = tiny(), examples()
-    update = ls.Client(model, images, labels, epochs=4, lr=0.1).train()
+    update = lm.Client(model, images, labels, epochs=4, lr=0.1).train()
     found = papers.auto(100_000, seconds=4).run(model, update, labels=labels)
     assert 3 < found.seconds < 8
 
@@ -199,8 +199,8 @@ def test_several_updates_get_the_strongest_candidate() -> None:
 
 def test_what_went_wrong_with_every_candidate_is_said() -> None:
     model, (images, labels) = tiny(), examples()
-    update = ls.Client(model, images, labels, epochs=4, lr=0.1).train()
-    with pytest.raises(ls.LeakscopeError, match=r"retrace: .*\nretrace_sharp: "):
+    update = lm.Client(model, images, labels, epochs=4, lr=0.1).train()
+    with pytest.raises(lm.LeakmeterError, match=r"retrace: .*\nretrace_sharp: "):
         papers.auto(200).run(model, update, labels=labels[:1])
 
 
@@ -211,7 +211,7 @@ def test_what_cannot_be_replayed_is_still_found() -> None:
         nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(576, 5)
     )
     images, labels = examples()
-    update = ls.Client(model, images, labels, epochs=2, lr=0.05, batchnorm="train").train()
+    update = lm.Client(model, images, labels, epochs=2, lr=0.05, batchnorm="train").train()
     protocol = update.protocol.model_copy(update={"batch_size": 2})
     found = papers.auto(5).run(model, replace(update, protocol=protocol), labels=labels)
     assert found.why.startswith("sme: ")

@@ -19,21 +19,21 @@ import numpy as np
 import pytest
 import torch
 
-from leakscope import data, models
-from leakscope.attack.attack import RunOptions
-from leakscope.attack.papers import RECIPES
-from leakscope.bench import results, sources, trial, victim
-from leakscope.bench.results import Tried
-from leakscope.bench.table import Pretraining, Recipe, Row, Table, Victim
-from leakscope.bench.tables import TABLES
-from leakscope.bench.trial import MeasureRow
-from leakscope.cli import main
-from leakscope.errors import LeakscopeError
-from leakscope.execution import Context, Done, Trial
-from leakscope.execution.budget import Cost, ordered, parse_budget, probe
-from leakscope.execution.executors import Lost, Pool, Worker
-from leakscope.execution.trial import Job
-from leakscope.federated import federate
+from leakmeter import data, models
+from leakmeter.attacks.attack import RunOptions
+from leakmeter.attacks.papers import RECIPES
+from leakmeter.bench import results, sources, trial, victim
+from leakmeter.bench.results import Tried
+from leakmeter.bench.table import Pretraining, Recipe, Row, Table, Victim
+from leakmeter.bench.tables import TABLES
+from leakmeter.bench.trial import MeasureRow
+from leakmeter.cli import main
+from leakmeter.errors import LeakmeterError
+from leakmeter.execution import Context, Done, Trial
+from leakmeter.execution.budget import Cost, ordered, parse_budget, probe
+from leakmeter.execution.executors import Lost, Pool, Worker
+from leakmeter.execution.trial import Job
+from leakmeter.federated import federate
 
 VICTIM = Victim(data="femnist", model="mlp", examples=2, epochs=2, batch_size=1)
 
@@ -69,12 +69,12 @@ def desk(tmp_path: Path) -> Path:
 def bench(
     desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., Run]:
-    """Runs ``leakscope bench`` in the folder, with a small table besides the papers'."""
+    """Runs ``leakmeter bench`` in the folder, with a small table besides the papers'."""
     monkeypatch.chdir(desk)
     monkeypatch.setitem(TABLES, "tiny", Table("tiny", "small", "nowhere", ROWS))
 
     def run(*words: str) -> Run:
-        monkeypatch.setattr(sys, "argv", ["leakscope", "bench", *words])
+        monkeypatch.setattr(sys, "argv", ["leakmeter", "bench", *words])
         code: object = 0
         try:
             main()
@@ -194,7 +194,7 @@ def test_ratios_are_those_of_the_same_repeat() -> None:
 
 
 def test_ctrl_c_ends_all_processes(desk: Path) -> None:
-    command = [sys.executable, "-m", "leakscope.cli", "bench", "sme-2", "--data", str(desk)]
+    command = [sys.executable, "-m", "leakmeter.cli", "bench", "sme-2", "--data", str(desk)]
     command += ["--rows", "femnist E=10 N=10 [IS]*", "--repeats", "1", "--processes", "2"]
     command += ["--iterations", "1000000", "--out", str(desk / "out")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -337,7 +337,7 @@ def test_budgets(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "0m", "20", "m", "-3m", "1d", "nanh"])
 def test_what_is_no_budget(text: str) -> None:
-    with pytest.raises(LeakscopeError, match="budget"):
+    with pytest.raises(LeakmeterError, match="budget"):
         parse_budget(text)
 
 
@@ -367,7 +367,7 @@ def test_a_budget_says_what_does_not_fit(
     def costs(job: Job, worker: Worker) -> Cost:
         return Cost(4.0 if "IG" in job.trial.words else 200.0, 0)
 
-    monkeypatch.setattr("leakscope.execution.sweep.probe", costs)
+    monkeypatch.setattr("leakmeter.execution.sweep.probe", costs)
     done = bench(*TINY, "--budget", "60s")
     assert done.code == 0, done.err
     assert "1 of 200 trials fit the budget" in done.err
@@ -383,7 +383,7 @@ def test_what_comes_first_is_not_multiplied(
 ) -> None:
     """A trial is paused once its first iterations tell what all of them will take."""
     clock = itertools.count(step=2)  # seconds between any two looks at it
-    monkeypatch.setattr("leakscope.execution.budget.time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("leakmeter.execution.budget.time.perf_counter", lambda: float(next(clock)))
 
     class Marked:
         def do(self, context: Context) -> Done:
@@ -430,7 +430,7 @@ def test_images_are_picked_as_the_paper_does(desk: Path) -> None:
     assert torch.equal(one, (dataset.writer == owner).nonzero().flatten()[:3])
     varied = victim.draw(replace(VICTIM, examples=10, pick="varied"), dataset, 0)
     assert dataset.writer[varied].unique(return_counts=True)[1].tolist() == [2] * 5
-    with pytest.raises(LeakscopeError, match="only 12 images can be drawn"):
+    with pytest.raises(LeakmeterError, match="only 12 images can be drawn"):
         victim.draw(replace(VICTIM, examples=13, pick="distinct"), dataset, 0)
 
 
@@ -446,7 +446,7 @@ def test_a_trained_network_has_not_seen_what_is_attacked(
         seen.extend(images for images, _ in parts)
         return real(model, parts, **settings)
 
-    monkeypatch.setattr("leakscope.bench.victim.federate", spy)
+    monkeypatch.setattr("leakmeter.bench.victim.federate", spy)
     training = Pretraining(
         rounds=1, split=split, shared=split == "one", settings={"lr": 0.1, "batch_size": 8}
     )
@@ -474,7 +474,7 @@ def test_the_tables_are_whole() -> None:
         names = [each.name for each in table.rows]
         assert len(names) == len(set(names))
         for each in table.rows:
-            assert each.paper or each.note or table.reference.startswith("leakscope")
+            assert each.paper or each.note or table.reference.startswith("leakmeter")
             if each.victim is not None:
                 assert each.victim.data in sources.SOURCES
                 assert each.victim.model in models.names()

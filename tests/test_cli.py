@@ -17,9 +17,9 @@ import torch
 import yaml
 from safetensors import safe_open
 
-import leakscope as ls
-from leakscope.attack.papers import RECIPES
-from leakscope.cli import main
+import leakmeter as lm
+from leakmeter.attacks.papers import RECIPES
+from leakmeter.cli import main
 from victims import examples
 
 TINY_MODEL = """
@@ -52,18 +52,18 @@ class Run(NamedTuple):
 
 
 @pytest.fixture
-def leakscope(
+def leakmeter(
     desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., Run]:
     """Runs a command line in the user's folder, in this process: importing torch takes long.
 
     So it does in each process that an audit starts, unless a test asks for them: as on one core.
     """
-    monkeypatch.setattr("leakscope.execution.executors.cores", lambda: 1)
+    monkeypatch.setattr("leakmeter.execution.executors.cores", lambda: 1)
 
     def run(command: str) -> Run:
         monkeypatch.chdir(desk)
-        monkeypatch.setattr(sys, "argv", ["leakscope", *command.split()])
+        monkeypatch.setattr(sys, "argv", ["leakmeter", *command.split()])
         code: object = 0
         try:
             main()
@@ -83,15 +83,15 @@ def desk(tmp_path: Path) -> Path:
     tiny: dict[str, Any] = {}
     exec(TINY_MODEL, tiny)
     images = torch.rand(3, 1, 12, 12, generator=torch.Generator().manual_seed(0))
-    client = ls.Client(tiny["tiny"](5, 1, 12), images, torch.tensor([0, 1, 3]), epochs=2, lr=0.05)
+    client = lm.Client(tiny["tiny"](5, 1, 12), images, torch.tensor([0, 1, 3]), epochs=2, lr=0.05)
     client.train().save(tmp_path / "u.safetensors")
     return tmp_path
 
 
 def test_audit_ends_with_a_report_and_is_not_done_twice(
-    desk: Path, leakscope: Callable[..., Run]
+    desk: Path, leakmeter: Callable[..., Run]
 ) -> None:
-    first = leakscope("audit small.yaml --out out --processes 2")
+    first = leakmeter("audit small.yaml --out out --processes 2")
     assert first.code == 0, first.err
     report = desk / "out" / "report.html"
     assert first.out.splitlines()[-1] == f"report: {report.resolve()}"
@@ -107,7 +107,7 @@ def test_audit_ends_with_a_report_and_is_not_done_twice(
         "truth.safetensors": 4,
     }
     times = {path: path.stat().st_mtime_ns for path in found}
-    assert leakscope("audit small.yaml --out out").code == 0
+    assert leakmeter("audit small.yaml --out out").code == 0
     assert {path: path.stat().st_mtime_ns for path in found} == times
 
 
@@ -120,7 +120,7 @@ def test_a_killed_audit_goes_on_where_it_was(desk: Path) -> None:
         "client": SCENARIO["client"] | {"count": 1},
     }
     (desk / "long.yaml").write_text(yaml.safe_dump(scenario))
-    command = [sys.executable, "-m", "leakscope.cli", "audit", "long.yaml", "--out", "out"]
+    command = [sys.executable, "-m", "leakmeter.cli", "audit", "long.yaml", "--out", "out"]
 
     def seconds_spent(after: int = 0, least: float = 0) -> tuple[float, int]:
         """Work in the next checkpoint written ``after`` that time, and when it was written."""
@@ -143,7 +143,7 @@ def test_a_killed_audit_goes_on_where_it_was(desk: Path) -> None:
             first.kill()
     kept = list(desk.glob("out/trials/ig-0*/reconstruction.safetensors"))
     assert kept
-    ls.Reconstruction.load(kept[0])
+    lm.Reconstruction.load(kept[0])
     assert not list(desk.glob("out/trials/agic-*"))
     with subprocess.Popen(command, cwd=desk, stderr=subprocess.PIPE, text=True) as second:
         try:
@@ -158,44 +158,44 @@ def test_a_killed_audit_goes_on_where_it_was(desk: Path) -> None:
 
 
 def test_attack_on_a_captured_update_needs_no_truth(
-    desk: Path, leakscope: Callable[..., Run]
+    desk: Path, leakmeter: Callable[..., Run]
 ) -> None:
     command = "attack u.safetensors --model own.py:tiny --attack sme --iterations 20 --out found"
-    done = leakscope(command)
+    done = leakmeter(command)
     assert done.code == 0, done.err
-    found = ls.Reconstruction.load(desk / "found" / "reconstruction.safetensors")
+    found = lm.Reconstruction.load(desk / "found" / "reconstruction.safetensors")
     assert found.images.shape == (3, 1, 12, 12)
     assert (desk / "found" / "report.html").exists()
     assert not (desk / "found" / ".work").exists()
 
 
-def test_what_the_file_does_not_say_can_be_told(desk: Path, leakscope: Callable[..., Run]) -> None:
-    update = ls.Update.load(desk / "u.safetensors")
-    ls.Update(update.before, update.after, None, 3).save(desk / "bare.safetensors")
+def test_what_the_file_does_not_say_can_be_told(desk: Path, leakmeter: Callable[..., Run]) -> None:
+    update = lm.Update.load(desk / "u.safetensors")
+    lm.Update(update.before, update.after, None, 3).save(desk / "bare.safetensors")
     command = "attack bare.safetensors --model own.py:tiny --attack ig --iterations 3 --out found"
     for told in ("--input-shape 1,12,12", "--classes 5", "--normalize none"):
-        asked = leakscope(command)
+        asked = leakmeter(command)
         assert asked.code == 2
         assert told.split()[0] in asked.err
         command += f" {told}"
-    assert leakscope(command).code == 0
-    assert leakscope(f"{command} --normalize 0.5:0.25 --labels 0,1,3 --lr 0.05").code == 0
+    assert leakmeter(command).code == 0
+    assert leakmeter(f"{command} --normalize 0.5:0.25 --labels 0,1,3 --lr 0.05").code == 0
 
 
-def test_every_recipe_attacks_a_users_own_model(desk: Path, leakscope: Callable[..., Run]) -> None:
+def test_every_recipe_attacks_a_users_own_model(desk: Path, leakmeter: Callable[..., Run]) -> None:
     (desk / "dense.py").write_text(
         "from torch import nn\n"
         "def dense(classes):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(144, classes))\n"
     )
-    model = ls.models.build(f"{desk}/dense.py:dense", classes=5)
+    model = lm.models.build(f"{desk}/dense.py:dense", classes=5)
     images, labels = examples(count=1)
-    ls.Client(model, images, labels, epochs=2).train().save(desk / "one.safetensors")
+    lm.Client(model, images, labels, epochs=2).train().save(desk / "one.safetensors")
     for name in RECIPES:
         short = "" if name == "closed_form" else "--iterations 2"
         if name in ("dlg", "idlg"):
             short += " --option restarts=1"
-        done = leakscope(
+        done = leakmeter(
             f"attack one.safetensors --model dense.py:dense --attack {name} {short} --out o-{name}"
         )
         assert done.code == 0, done.err
@@ -203,41 +203,41 @@ def test_every_recipe_attacks_a_users_own_model(desk: Path, leakscope: Callable[
 
 
 def test_several_updates_of_the_same_examples_are_attacked_together(
-    desk: Path, leakscope: Callable[..., Run]
+    desk: Path, leakmeter: Callable[..., Run]
 ) -> None:
     command = "attack u.safetensors u.safetensors --model own.py:tiny --attack agic"
-    done = leakscope(f"{command} --iterations 5 --option tv=0.01 --out both")
+    done = leakmeter(f"{command} --iterations 5 --option tv=0.01 --out both")
     assert done.code == 0, done.err
-    found = ls.Reconstruction.load(desk / "both" / "reconstruction.safetensors")
+    found = lm.Reconstruction.load(desk / "both" / "reconstruction.safetensors")
     assert found.images.shape == (3, 1, 12, 12)
     assert "TotalVariation(weight=0.01, " in found.attack
 
 
-def test_show_and_list(leakscope: Callable[..., Run]) -> None:
-    shown = yaml.safe_load(leakscope("show small.yaml").out)
+def test_show_and_list(leakmeter: Callable[..., Run]) -> None:
+    shown = yaml.safe_load(leakmeter("show small.yaml").out)
     assert shown["attacks"][0]["options"]["alpha"] == 0.5
-    everything = leakscope("list").out
+    everything = leakmeter("list").out
     for name in ("sme", "Surrogate Model Extension", "cnn-cifar", "photos"):
         assert name in everything
-    attacks = leakscope("list attacks").out
+    attacks = leakmeter("list attacks").out
     assert "photos" not in attacks
     for name in RECIPES:
         assert f"  {name} " in attacks
     assert attacks.count("Needs ") == len(RECIPES)
 
 
-def test_usage_errors_and_help(leakscope: Callable[..., Run]) -> None:
-    assert leakscope("--help").code == 0
-    assert "audit" in leakscope("--help").out
-    assert "Folder of an audit, or its results.json." in leakscope("compare --help").out
-    missing = leakscope("audit small.yaml")
+def test_usage_errors_and_help(leakmeter: Callable[..., Run]) -> None:
+    assert leakmeter("--help").code == 0
+    assert "audit" in leakmeter("--help").out
+    assert "Folder of an audit, or its results.json." in leakmeter("compare --help").out
+    missing = leakmeter("audit small.yaml")
     assert missing.code == 2
     assert "--out" in missing.err
 
 
 def test_help_does_not_import_torch() -> None:
     code = (
-        "import sys, leakscope.cli; sys.exit('torch' in sys.modules or 'pydantic' in sys.modules)"
+        "import sys, leakmeter.cli; sys.exit('torch' in sys.modules or 'pydantic' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -337,7 +337,7 @@ def spoil(desk: Path) -> None:
     }
     for name, change in changes.items():
         (desk / f"{name}.yaml").write_text(yaml.safe_dump(SCENARIO | change))
-    update = ls.Update.load(desk / "u.safetensors")
+    update = lm.Update.load(desk / "u.safetensors")
     torch.save(update.before, desk / "u.pt")
     whole = (desk / "u.safetensors").read_bytes()
     (desk / "cut.safetensors").write_bytes(whole[: len(whole) // 2])
@@ -347,17 +347,17 @@ def spoil(desk: Path) -> None:
     holed = whole[:start] + np.float32("nan").tobytes() + whole[start + 4 :]
     (desk / "nan.safetensors").write_bytes(holed)
     gradient = {name: tensor + 1 for name, tensor in update.before.items()}
-    sent = ls.Update(update.before, None, gradient, 3, update.protocol)
+    sent = lm.Update(update.before, None, gradient, 3, update.protocol)
     sent.save(desk / "g.safetensors")
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_inputs_end_in_one_clear_line_and_code_2(
-    name: str, desk: Path, leakscope: Callable[..., Run]
+    name: str, desk: Path, leakmeter: Callable[..., Run]
 ) -> None:
     spoil(desk)
     command, says = BAD[name]
-    end = leakscope(command)
+    end = leakmeter(command)
     assert end.code == 2
     assert len(end.err.splitlines()) == 1
     assert says in end.err
@@ -378,47 +378,47 @@ LEAKING = {
 
 
 def test_more_leakage_than_accepted_fails_a_build(
-    desk: Path, leakscope: Callable[..., Run]
+    desk: Path, leakmeter: Callable[..., Run]
 ) -> None:
     (desk / "leaking.yaml").write_text(yaml.safe_dump(LEAKING))
-    accepted = leakscope("audit leaking.yaml --out out --fail-above 1")
+    accepted = leakmeter("audit leaking.yaml --out out --fail-above 1")
     assert accepted.code == 0, accepted.err
-    refused = leakscope("audit leaking.yaml --out out --fail-above 0.5")
+    refused = leakmeter("audit leaking.yaml --out out --fail-above 0.5")
     assert refused.code == 1
     assert refused.err.splitlines() == ["none: 100% of the images leak"]
     assert (desk / "out" / "results.csv").exists()
-    assert leakscope("audit leaking.yaml --out out --fail-above 2").code == 2
+    assert leakmeter("audit leaking.yaml --out out --fail-above 2").code == 2
 
 
-def test_two_audits_are_compared(desk: Path, leakscope: Callable[..., Run]) -> None:
+def test_two_audits_are_compared(desk: Path, leakmeter: Callable[..., Run]) -> None:
     (desk / "leaking.yaml").write_text(yaml.safe_dump(LEAKING))
-    assert leakscope("audit leaking.yaml --out one").code == 0
-    assert leakscope("audit leaking.yaml --out two").code == 0
-    done = leakscope("compare one two")
+    assert leakmeter("audit leaking.yaml --out one").code == 0
+    assert leakmeter("audit leaking.yaml --out two").code == 0
+    done = leakmeter("compare one two")
     assert done.code == 0, done.err
     assert "cannot be told apart" in done.out
-    missing = leakscope("compare one three")
+    missing = leakmeter("compare one three")
     assert missing.code == 2
     assert "three" in missing.err
 
 
-def test_advice_turns_the_knobs(desk: Path, leakscope: Callable[..., Run]) -> None:
+def test_advice_turns_the_knobs(desk: Path, leakmeter: Callable[..., Run]) -> None:
     scenario = SCENARIO | {
         "client": {"examples": 2, "epochs": 2, "lr": 0.05},
         "attacks": [{"name": "ig", "options": {"iterations": 2}}],
         "utility": {"rounds": 1, "clients": 2},
     }
     (desk / "advise.yaml").write_text(yaml.safe_dump(scenario))
-    done = leakscope("advise advise.yaml --out out")
+    done = leakmeter("advise advise.yaml --out out")
     assert done.code == 0, done.err
     rows = json.loads((desk / "out" / "results.json").read_text())["configurations"]
     assert {"none", "epochs=8", "top_k keep=0.01"} < {row["label"] for row in rows}
-    twice = leakscope("advise leaking.yaml --out out")
+    twice = leakmeter("advise leaking.yaml --out out")
     assert twice.code == 2
 
 
-def test_defences_are_listed_with_what_the_attacker_knows(leakscope: Callable[..., Run]) -> None:
-    out = leakscope("list defences").out
+def test_defences_are_listed_with_what_the_attacker_knows(leakmeter: Callable[..., Run]) -> None:
+    out = leakmeter("list defences").out
     assert "top_k" in out
     assert "Options: keep." in out
     assert "rank=4, alpha=8.0" in out

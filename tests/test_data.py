@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from leakscope import data
-from leakscope.errors import LeakscopeError
+from leakmeter import data
+from leakmeter.errors import LeakmeterError
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 RNG = np.random.default_rng(0)
@@ -66,14 +66,14 @@ def test_every_kind_is_described_in_one_line_with_its_form() -> None:
     ],
 )
 def test_bad_specs_say_what_to_write(spec: str, size: int | None, message: str) -> None:
-    with pytest.raises(LeakscopeError, match=message):
+    with pytest.raises(LeakmeterError, match=message):
         data.load(spec, size=size)
 
 
 def test_unknown_names_give_the_nearest() -> None:
-    with pytest.raises(LeakscopeError, match="did you mean 'mnist'"):
+    with pytest.raises(LeakmeterError, match="did you mean 'mnist'"):
         data.describe("minst")
-    with pytest.raises(LeakscopeError, match="did you mean 'imagenet'"):
+    with pytest.raises(LeakmeterError, match="did you mean 'imagenet'"):
         data.normalization("imagenett")
 
 
@@ -105,7 +105,7 @@ def test_select_keeps_order_and_all_else(indices: Any) -> None:
 
 @pytest.mark.parametrize("indices", [[200], [-1], [0.5], [True, False], [[0]]])
 def test_select_refuses_what_is_no_index(indices: Any) -> None:
-    with pytest.raises(LeakscopeError, match=r"indices: .* integers in 0 .. 199 for 'faces'"):
+    with pytest.raises(LeakmeterError, match=r"indices: .* integers in 0 .. 199 for 'faces'"):
         data.load("faces").select(indices)
 
 
@@ -253,7 +253,7 @@ def test_npz_errors_name_file_and_field(
     tmp_path: Path, fields: dict[str, NDArray[Any]], message: str
 ) -> None:
     spec = write_npz(tmp_path / "bad.npz", **fields)
-    with pytest.raises(LeakscopeError, match=f"bad.npz: {message}"):
+    with pytest.raises(LeakmeterError, match=f"bad.npz: {message}"):
         data.load(spec)
 
 
@@ -269,7 +269,7 @@ def test_npz_that_claims_gigabytes_allocates_nothing(tmp_path: Path, lying_direc
         struct.pack_into("<I", content, content.index(b"PK\x01\x02") + 24, 128 + 3_000_000_000)
         path.write_bytes(content)
     tracemalloc.start()
-    with pytest.raises(LeakscopeError, match=r"huge.npz: "):
+    with pytest.raises(LeakmeterError, match=r"huge.npz: "):
         data.load(f"npz:{path}")
     assert tracemalloc.get_traced_memory()[1] < 10**7
     tracemalloc.stop()
@@ -280,7 +280,7 @@ def test_npz_that_claims_gigabytes_allocates_nothing(tmp_path: Path, lying_direc
 def test_npz_of_random_bytes(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "random.npz"
     path.write_bytes(content)
-    with pytest.raises(LeakscopeError, match=r"random.npz: not a readable npz archive"):
+    with pytest.raises(LeakmeterError, match=r"random.npz: not a readable npz archive"):
         data.load(f"npz:{path}")
 
 
@@ -294,11 +294,11 @@ def test_npz_truncated_or_with_a_changed_byte(
     content = bytearray(path.read_bytes())
     place = source.draw(st.integers(0, len(content) - 1))
     path.write_bytes(content[:place])
-    with pytest.raises(LeakscopeError):
+    with pytest.raises(LeakmeterError):
         data.load(spec)
     content[place] = source.draw(st.integers(0, 255))
     path.write_bytes(content)
-    with suppress(LeakscopeError):  # a lucky change may still be valid
+    with suppress(LeakmeterError):  # a lucky change may still be valid
         data.load(spec)
 
 
@@ -353,23 +353,23 @@ def test_folder_of_greyscale_has_one_channel(tmp_path: Path) -> None:
 def test_folder_of_several_sizes_needs_size(tmp_path: Path) -> None:
     write_picture(tmp_path / "a" / "1.png", pixels(8, 8, 3))
     write_picture(tmp_path / "a" / "2.jpg", pixels(9, 12, 3))
-    with pytest.raises(LeakscopeError, match=r"2.jpg: 12x9 pixels, but .*1.png has 8x8: pass `siz"):
+    with pytest.raises(LeakmeterError, match=r"2.jpg: 12x9 pixels, but .*1.png has 8x8: pass `siz"):
         data.load(f"folder:{tmp_path}")
     assert data.load(f"folder:{tmp_path}", size=6).shape == (3, 6, 6)
 
 
 def test_folder_errors(tmp_path: Path) -> None:
     spec = f"folder:{tmp_path}"
-    with pytest.raises(LeakscopeError, match="no subfolders"):
+    with pytest.raises(LeakmeterError, match="no subfolders"):
         data.load(spec)
     (tmp_path / "a").mkdir()
-    with pytest.raises(LeakscopeError, match=r"a: no pictures \(endings: .png"):
+    with pytest.raises(LeakmeterError, match=r"a: no pictures \(endings: .png"):
         data.load(spec)
     (tmp_path / "a" / "huge.ppm").write_bytes(b"P6 9000 9000 255\n")
-    with pytest.raises(LeakscopeError, match=r"huge.ppm: 9000x9000 is more than 50000000 pixels"):
+    with pytest.raises(LeakmeterError, match=r"huge.ppm: 9000x9000 is more than 50000000 pixels"):
         data.load(spec)
     write_picture(tmp_path / "a" / "deep.png", pixels(3, 3).astype(np.uint16))
-    with pytest.raises(LeakscopeError, match=r"deep.png: pixel format 'I;16' is not supported"):
+    with pytest.raises(LeakmeterError, match=r"deep.png: pixel format 'I;16' is not supported"):
         data.load(spec)
 
 
@@ -384,5 +384,5 @@ def test_folder_of_truncated_or_random_files(
     write_picture(path, IMAGES[0])
     for bad in (path.read_bytes()[: min(place, 60)], content):
         path.write_bytes(bad)
-        with pytest.raises(LeakscopeError, match=r"bad.png: not a readable picture"):
+        with pytest.raises(LeakmeterError, match=r"bad.png: not a readable picture"):
             data.load(f"folder:{root}")

@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from leakscope import data
-from leakscope.errors import LeakscopeError
+from leakmeter import data
+from leakmeter.errors import LeakmeterError
 
 RNG = np.random.default_rng(0)
 
@@ -89,7 +89,7 @@ def test_idx_round_trip(tmp_path: Path, kind: str, names: tuple[str, str], zippe
 def test_idx_errors(tmp_path: Path, file: str, content: bytes, message: str) -> None:
     write_idx(tmp_path, pixels(2, 4, 4), [0, 1])
     (tmp_path / f"train-{file}-ubyte").write_bytes(content)
-    with pytest.raises(LeakscopeError, match=f"train-{file}-ubyte: {message}"):
+    with pytest.raises(LeakmeterError, match=f"train-{file}-ubyte: {message}"):
         data.load(f"mnist:{tmp_path}")
 
 
@@ -98,7 +98,7 @@ def test_idx_truncated_gzip(tmp_path: Path) -> None:
     labels = tmp_path / "train-labels-idx1-ubyte"
     labels.with_name(labels.name + ".gz").write_bytes(gzip.compress(labels.read_bytes())[:-5])
     labels.unlink()
-    with pytest.raises(LeakscopeError, match=r"ubyte.gz: not a readable idx file"):
+    with pytest.raises(LeakmeterError, match=r"ubyte.gz: not a readable idx file"):
         data.load(f"mnist:{tmp_path}")
 
 
@@ -201,7 +201,7 @@ RECURSIVE.append(RECURSIVE)
 def test_cifar_errors(tmp_path: Path, content: object, message: str) -> None:
     write_cifar10(tmp_path, python2_pickle)
     (tmp_path / "data_batch_3").write_bytes(python2_pickle(content))
-    with pytest.raises(LeakscopeError, match=f"data_batch_3: {message}"):
+    with pytest.raises(LeakmeterError, match=f"data_batch_3: {message}"):
         data.load(f"cifar10:{tmp_path}")
 
 
@@ -209,7 +209,7 @@ def test_cifar_errors(tmp_path: Path, content: object, message: str) -> None:
 def test_cifar_class_names_are_checked(tmp_path: Path, names: object) -> None:
     write_cifar10(tmp_path, python2_pickle)
     (tmp_path / "batches.meta").write_bytes(python2_pickle({b"label_names": names}))
-    with pytest.raises(LeakscopeError, match=r"batches.meta: .*list of names"):
+    with pytest.raises(LeakmeterError, match=r"batches.meta: .*list of names"):
         data.load(f"cifar10:{tmp_path}")
 
 
@@ -230,7 +230,7 @@ def test_malicious_pickle_is_refused_and_not_run(
     write_cifar10(tmp_path, python2_pickle)
     trace = tmp_path / "was-here"
     (tmp_path / "data_batch_1").write_bytes(dump({b"data": Malicious(f"touch {trace}")}))
-    with pytest.raises(LeakscopeError, match=r"data_batch_1: refused: it asks for \w+.system"):
+    with pytest.raises(LeakmeterError, match=r"data_batch_1: refused: it asks for \w+.system"):
         data.load(f"cifar10:{tmp_path}")
     assert not trace.exists()
 
@@ -249,7 +249,7 @@ def test_malicious_pickle_is_refused_and_not_run(
 def test_pickles_that_attack_the_reader(tmp_path: Path, content: bytes) -> None:
     write_cifar10(tmp_path, python2_pickle)
     (tmp_path / "data_batch_1").write_bytes(content)
-    with pytest.raises(LeakscopeError, match="data_batch_1: "):
+    with pytest.raises(LeakmeterError, match="data_batch_1: "):
         data.load(f"cifar10:{tmp_path}")
 
 
@@ -306,13 +306,13 @@ X = [[0.5] * 784]
 )
 def test_femnist_errors(tmp_path: Path, content: object, message: str) -> None:
     write_leaf(tmp_path, content)
-    with pytest.raises(LeakscopeError, match=f"all_data_0.json: {message}"):
+    with pytest.raises(LeakmeterError, match=f"all_data_0.json: {message}"):
         data.load(f"femnist:{tmp_path}")
 
 
 def test_femnist_nested_beyond_measure(tmp_path: Path) -> None:
     (tmp_path / "all_data_0.json").write_text("[" * 100_000)
-    with pytest.raises(LeakscopeError, match=r"all_data_0.json: not a readable LEAF json"):
+    with pytest.raises(LeakmeterError, match=r"all_data_0.json: not a readable LEAF json"):
         data.load(f"femnist:{tmp_path}")
 
 
@@ -333,7 +333,7 @@ def test_missing_files_say_where_to_get_them(
     tmp_path: Path, kind: str, file: str, source: str
 ) -> None:
     message = f"^{tmp_path}/{file}: file not found: download it from {source}.* in {tmp_path}$"
-    with pytest.raises(LeakscopeError, match=message):
+    with pytest.raises(LeakmeterError, match=message):
         data.load(f"{kind}:{tmp_path}")
 
 
@@ -366,10 +366,10 @@ def test_damaged_files_give_only_our_error(valid: Path, kind: str, source: st.Da
     try:
         for bad in (original[:place], source.draw(st.binary(max_size=80))):
             path.write_bytes(bad)
-            with pytest.raises(LeakscopeError):
+            with pytest.raises(LeakmeterError):
                 data.load(f"{kind}:{valid}")
         path.write_bytes(changed)
-        with suppress(LeakscopeError):  # a lucky change may still be valid
+        with suppress(LeakmeterError):  # a lucky change may still be valid
             data.load(f"{kind}:{valid}")
     finally:
         path.write_bytes(original)

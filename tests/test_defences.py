@@ -14,23 +14,23 @@ from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 from torch.nn import functional
 
-import leakscope as ls
-from leakscope import LeakscopeError
-from leakscope.attack.problem import Problem
-from leakscope.federated import aggregate, average, federate, sent_bytes
-from leakscope.federated.defences import DEFENCES
-from leakscope.federated.defences.aggregation import SecureAggregation
-from leakscope.federated.defences.augment import Augment
-from leakscope.federated.defences.base import Defence, Guarantee, defended, moved
-from leakscope.federated.defences.compress import Prune, Quantise, TopK
-from leakscope.federated.defences.dropout import GradientDropout
-from leakscope.federated.defences.noise import UpdateNoise
-from leakscope.federated.defences.parts import Freeze, LoRA, Withhold, layers
-from leakscope.federated.defences.precode import Precode, VariationalBottleneck
-from leakscope.federated.defences.soteria import Soteria, sensitivity
-from leakscope.federated.local import train_locally
-from leakscope.state import State
-from leakscope.update import Protocol, rounded
+import leakmeter as lm
+from leakmeter import LeakmeterError
+from leakmeter.attacks.problem import Problem
+from leakmeter.federated import aggregate, average, federate, sent_bytes
+from leakmeter.federated.defences import DEFENCES
+from leakmeter.federated.defences.aggregation import SecureAggregation
+from leakmeter.federated.defences.augment import Augment
+from leakmeter.federated.defences.base import Defence, Guarantee, defended, moved
+from leakmeter.federated.defences.compress import Prune, Quantise, TopK
+from leakmeter.federated.defences.dropout import GradientDropout
+from leakmeter.federated.defences.noise import UpdateNoise
+from leakmeter.federated.defences.parts import Freeze, LoRA, Withhold, layers
+from leakmeter.federated.defences.precode import Precode, VariationalBottleneck
+from leakmeter.federated.defences.soteria import Soteria, sensitivity
+from leakmeter.federated.local import train_locally
+from leakmeter.state import State
+from leakmeter.update import Protocol, rounded
 from victims import CLIENTS, examples, same_bits, tiny
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -45,17 +45,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """Those without which a defence cannot be made."""
 
 
-def client(*defences: Defence, model: nn.Module | None = None, **settings: Any) -> ls.Client:
+def client(*defences: Defence, model: nn.Module | None = None, **settings: Any) -> lm.Client:
     settings = {"epochs": 2, "batch_size": 2, "lr": 0.05} | settings
-    return ls.Client(tiny() if model is None else model, *examples(), defences=defences, **settings)
+    return lm.Client(tiny() if model is None else model, *examples(), defences=defences, **settings)
 
 
-def shares(*defences: Defence, **settings: Any) -> list[ls.Update]:
+def shares(*defences: Defence, **settings: Any) -> list[lm.Update]:
     """Both kinds of update of one client."""
     return [client(*defences, **settings).train(), client(*defences, **settings).gradient()]
 
 
-def movement(update: ls.Update) -> State:
+def movement(update: lm.Update) -> State:
     names = list(update.gradient or update.before)
     return {n: t for n, t in update.observed(names).items() if t.is_floating_point()}
 
@@ -87,15 +87,15 @@ def test_every_defence_runs_reproducibly_and_changes_no_model(name: str, kind: s
     defence, model = made(name), tiny()
     was = {key: tensor.clone() for key, tensor in model.state_dict().items()}
 
-    def send(seed: int) -> ls.Update:
+    def send(seed: int) -> lm.Update:
         made_by = client(defence, model=model, seed=seed)
-        update: ls.Update = getattr(made_by, kind)()
+        update: lm.Update = getattr(made_by, kind)()
         update.check(made_by.model)
         Problem.of(made_by.model, update, None)
         return update
 
     if (name, kind) == ("dp_sgd", "gradient"):
-        with pytest.raises(LeakscopeError, match=r"one shared gradient.*send weights"):
+        with pytest.raises(LeakmeterError, match=r"one shared gradient.*send weights"):
             send(0)
     else:
         assert send(0).fingerprint() == send(0).fingerprint()
@@ -129,7 +129,7 @@ def test_without_defences_training_is_a_plain_loop_to_the_last_bit(
     settings: dict[str, Any],
 ) -> None:
     images, labels = examples(count=5)
-    made_by = ls.Client(tiny(), images, labels, epochs=2, batch_size=2, seed=3, **settings)
+    made_by = lm.Client(tiny(), images, labels, epochs=2, batch_size=2, seed=3, **settings)
     model = tiny()
     given = {n: v for n, v in settings.items() if n != "optimizer"}
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}.get(
@@ -185,7 +185,7 @@ def test_without_defences_training_is_a_plain_loop_to_the_last_bit(
     ],
 )
 def test_what_cannot_be_done_is_refused(make: Callable[[], Any], says: str) -> None:
-    with pytest.raises(LeakscopeError, match=says):
+    with pytest.raises(LeakmeterError, match=says):
         make()
 
 
@@ -270,9 +270,9 @@ def test_bytes_on_the_wire() -> None:
         state = {"w": values, "frozen": torch.ones(100), "n": torch.tensor(3)}
         after = {"w": torch.zeros_like(values), "frozen": torch.ones(100), "n": torch.tensor(4)}
         settings = Protocol(**protocol)
-        weights = sent_bytes(ls.Update(before=state, after=after, protocol=settings))
+        weights = sent_bytes(lm.Update(before=state, after=after, protocol=settings))
         shared = {"w": values, "frozen": torch.zeros(100)}
-        gradient = ls.Update(before=state, gradient=shared, protocol=settings)
+        gradient = lm.Update(before=state, gradient=shared, protocol=settings)
         assert weights == sent_bytes(gradient) + 8  # the counter is one 64-bit number
         return sent_bytes(gradient)
 
@@ -308,7 +308,7 @@ def test_the_update_is_clipped_and_gets_noise_of_the_stated_size(kind: Any) -> N
 
 
 def test_noise_leaves_a_network_that_works() -> None:
-    model = ls.models.build("resnet8", classes=5, channels=1, size=12)
+    model = lm.models.build("resnet8", classes=5, channels=1, size=12)
     update = client(UpdateNoise(1.0, 1.0), model=model, batchnorm="train", batch_size=3).train()
     assert update.after is not None
     variances = [t for n, t in update.after.items() if n.endswith("running_var")]
@@ -355,7 +355,7 @@ def test_withheld_layers_are_trained_but_not_sent() -> None:
 
 def test_layers_are_what_owns_parameters() -> None:
     assert layers(tiny()) == [["0.weight", "0.bias"], ["3.weight", "3.bias"]]
-    model = ls.models.build("resnet8", classes=5, channels=1, size=12)
+    model = lm.models.build("resnet8", classes=5, channels=1, size=12)
     norm_layer = next(names for names in layers(model) if "bn1.weight" in names)
     assert "bn1.running_mean" in norm_layer
     names = [name for layer in layers(model) for name in layer]
@@ -446,7 +446,7 @@ def test_rounds_train_the_network_of_the_defences(tmp_path: Path) -> None:
         }
         assert changed
         assert not changed & still
-        made_by = ls.Client(two, *examples(), lr=0.1, defences=defences)
+        made_by = lm.Client(two, *examples(), lr=0.1, defences=defences)
         assert made_by.model is two
         # From the cache, and again without it.
         assert same_bits(dict(trained(2, *defences).state_dict()), dict(two.state_dict()))
@@ -522,7 +522,7 @@ def test_soteria_over_several_steps_says_what_is_zero() -> None:
 
 
 def test_soteria_leaves_running_statistics_alone() -> None:
-    model = ls.models.build("resnet8", classes=5, channels=1, size=12)
+    model = lm.models.build("resnet8", classes=5, channels=1, size=12)
     settings: dict[str, Any] = {"batchnorm": "train", "batch_size": 3, "epochs": 1}
     plain = client(model=model, **settings).train().after
     cut = client(Soteria(), model=model, **settings).train().after
@@ -624,7 +624,7 @@ def test_dropped_entries_are_sparse_after_one_step_only() -> None:
 
 
 def test_augmented_images_are_other_valid_images() -> None:
-    images = ls.data.load("photos", size=32).images[:40]
+    images = lm.data.load("photos", size=32).images[:40]
     changed = Augment().images(images, draws())
     assert changed.shape == images.shape
     assert changed.min() >= 0
@@ -667,7 +667,7 @@ def test_the_server_sees_the_mean_of_all(kind: str) -> None:
     images, labels = examples(count=9)
     parts = [slice(0, 2), slice(2, 5), slice(5, 9)]
     clients = [
-        ls.Client(tiny(), images[part], labels[part], lr=0.05, batch_size=2, defences=[Freeze(1)])
+        lm.Client(tiny(), images[part], labels[part], lr=0.05, batch_size=2, defences=[Freeze(1)])
         for part in parts
     ]
     updates = [getattr(each, kind)() for each in clients]
@@ -683,7 +683,7 @@ def test_the_server_sees_the_mean_of_all(kind: str) -> None:
         assert same_bits(seen.after, average(updates))
         assert torch.equal(seen.after["0.weight"], seen.before["0.weight"])
     else:
-        whole = ls.Client(tiny(), images, labels, defences=[Freeze(1)]).gradient()
+        whole = lm.Client(tiny(), images, labels, defences=[Freeze(1)]).gradient()
         torch.testing.assert_close(seen.gradient, whole.gradient)
     assert SecureAggregation(3).clients == 3
     assert TopK(0.1).clients == 1
@@ -700,7 +700,7 @@ def test_sums_forget_how_each_was_encoded() -> None:
 
 def test_only_clients_of_the_same_round_are_added_up() -> None:
     ours, gradient = shares()
-    other = ls.Client(ls.models.build("mlp", classes=5, channels=1, size=12), *examples()).train()
+    other = lm.Client(lm.models.build("mlp", classes=5, channels=1, size=12), *examples()).train()
     retrained = client(model=federate(tiny(), [examples()], rounds=1, lr=0.1)).train()
     for updates, says in (
         ([], "updates is empty"),
@@ -710,7 +710,7 @@ def test_only_clients_of_the_same_round_are_added_up() -> None:
         ([ours, client(lr=0.1).train()], "another protocol"),
         ([gradient, client(Freeze(1)).gradient()], "other parameters"),
     ):
-        with pytest.raises(LeakscopeError, match=says):
+        with pytest.raises(LeakmeterError, match=says):
             aggregate(updates)
 
 

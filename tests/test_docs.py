@@ -14,10 +14,10 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-from leakscope.attack.papers import RECIPES
-from leakscope.audit import Scenario
-from leakscope.cli import app
-from leakscope.execution import executors
+from leakmeter.attacks.papers import RECIPES
+from leakmeter.audits import Scenario
+from leakmeter.cli import app
+from leakmeter.execution import executors
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -30,9 +30,9 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def commands(text: str) -> list[list[str]]:
-    """Arguments of every line of a shell that calls leakscope."""
+    """Arguments of every line of a shell that calls leakmeter."""
     lines = text.replace("\\\n", " ").splitlines()
-    found = [re.fullmatch(r"\s*(?:[./]*\.venv/bin/)?leakscope (.*)", line) for line in lines]
+    found = [re.fullmatch(r"\s*(?:[./]*\.venv/bin/)?leakmeter (.*)", line) for line in lines]
     return [shlex.split(match[1], comments=True) for match in found if match]
 
 
@@ -53,8 +53,8 @@ def test_commands_are_understood(page: Path) -> None:
     group = typer.main.get_command(app)
     assert isinstance(group, click.Group)
     outside = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    assert not re.search(r"^ {4,}(\.venv/bin/)?leakscope ", outside, re.MULTILINE), "fence it as sh"
-    for name in re.findall(r"`(?:\.venv/bin/)?leakscope ([a-z]+)", outside):
+    assert not re.search(r"^ {4,}(\.venv/bin/)?leakmeter ", outside, re.MULTILINE), "fence it as sh"
+    for name in re.findall(r"`(?:\.venv/bin/)?leakmeter ([a-z]+)", outside):
         assert name in group.commands
     for block in blocks(page, "sh"):
         for name, *arguments in commands(block):

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import leakscope as ls
-from leakscope import LeakscopeError
-from leakscope.federated import average, by_writer, dirichlet, federate, iid
-from leakscope.state import State
+import leakmeter as lm
+from leakmeter import LeakmeterError
+from leakmeter.federated import average, by_writer, dirichlet, federate, iid
+from leakmeter.state import State
 from victims import examples, same_bits, tiny
 
 OPTIMIZERS: list[tuple[dict[str, Any], Any]] = [
@@ -35,7 +35,7 @@ OPTIMIZERS: list[tuple[dict[str, Any], Any]] = [
 def test_full_batch_training_is_plain_pytorch(settings: dict[str, Any], make: Any) -> None:
     images, labels = examples(count=4)
     model = tiny()
-    update = ls.Client(model, images, labels, epochs=3, lr=0.05, **settings).train()
+    update = lm.Client(model, images, labels, epochs=3, lr=0.05, **settings).train()
     expected = copy.deepcopy(model)
     optimizer = make(expected.parameters())
     for _ in range(3):
@@ -48,10 +48,10 @@ def test_full_batch_training_is_plain_pytorch(settings: dict[str, Any], make: An
 
 
 def test_the_users_model_is_not_changed() -> None:
-    model = ls.models.build("resnet8", classes=5, channels=1, size=28)
+    model = lm.models.build("resnet8", classes=5, channels=1, size=28)
     was = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     images, labels = examples(size=28)
-    update = ls.Client(model, images, labels, epochs=1, lr=0.1, batchnorm="train").train()
+    update = lm.Client(model, images, labels, epochs=1, lr=0.1, batchnorm="train").train()
     assert model.training
     assert same_bits(was, dict(model.state_dict()))
     assert same_bits(was, update.before)
@@ -70,7 +70,7 @@ def test_batches_are_shuffled_anew_and_the_last_partial_one_is_kept() -> None:
             return torch.cat([x.flatten(1), -x.flatten(1)], 1) * self.scale
 
     images = torch.linspace(0, 1, 7).view(7, 1, 1, 1)
-    client = ls.Client(Spy(), images, torch.zeros(7).long(), epochs=2, batch_size=3, lr=0.1)
+    client = lm.Client(Spy(), images, torch.zeros(7).long(), epochs=2, batch_size=3, lr=0.1)
     seen.clear()
     client.train()
     assert [len(batch) for batch in seen] == [3, 3, 1, 3, 3, 1]
@@ -84,11 +84,11 @@ def test_batches_are_shuffled_anew_and_the_last_partial_one_is_kept() -> None:
 
 
 def test_batchnorm_modes() -> None:
-    model = ls.models.build("resnet8", classes=5, channels=1, size=28)
+    model = lm.models.build("resnet8", classes=5, channels=1, size=28)
     images, labels = examples(count=4, size=28)
     after = {}
     for mode in ("eval", "train"):
-        update = ls.Client(model, images, labels, epochs=1, lr=0.1, batchnorm=mode).train()
+        update = lm.Client(model, images, labels, epochs=1, lr=0.1, batchnorm=mode).train()
         assert update.protocol.batchnorm == mode
         assert update.after is not None
         after[mode] = update.after
@@ -103,7 +103,7 @@ def test_batchnorm_modes() -> None:
 def test_the_trajectory_can_be_recorded() -> None:
     steps: list[State] = []
     images, labels = examples(count=5)
-    client = ls.Client(tiny(), images, labels, epochs=2, batch_size=2, lr=0.1)
+    client = lm.Client(tiny(), images, labels, epochs=2, batch_size=2, lr=0.1)
     update = client.train(on_step=steps.append)
     assert len(steps) == update.protocol.steps(5) == 6
     assert update.after is not None
@@ -135,22 +135,22 @@ def test_the_trajectory_can_be_recorded() -> None:
 def test_bad_clients_are_refused(change: dict[str, Any], says: str) -> None:
     images, labels = examples()
     arguments: dict[str, Any] = {"images": images, "labels": labels, "lr": 0.1} | change
-    with pytest.raises(LeakscopeError, match=says):
-        ls.Client(tiny(), **arguments).train()
+    with pytest.raises(LeakmeterError, match=says):
+        lm.Client(tiny(), **arguments).train()
 
 
 def test_a_fully_frozen_model_is_refused() -> None:
-    client = ls.Client(tiny().requires_grad_(False), *examples(), lr=0.1)
+    client = lm.Client(tiny().requires_grad_(False), *examples(), lr=0.1)
     for send in (client.train, client.gradient):
-        with pytest.raises(LeakscopeError, match="all are frozen"):
+        with pytest.raises(LeakmeterError, match="all are frozen"):
             send()
 
 
 def test_average_is_weighted_by_examples() -> None:
-    def sent(value: float, count: int) -> ls.Update:
+    def sent(value: float, count: int) -> lm.Update:
         before = {"w": torch.zeros(2), "n": torch.tensor(0)}
         after = {"w": torch.full((2,), value), "n": torch.tensor(4)}
-        return ls.Update(before=before, after=after, num_examples=count)
+        return lm.Update(before=before, after=after, num_examples=count)
 
     mean = average([sent(1.0, 1), sent(5.0, 3)])
     assert torch.equal(mean["w"], torch.full((2,), 4.0))
@@ -158,7 +158,7 @@ def test_average_is_weighted_by_examples() -> None:
     assert mean["n"] == 4
 
 
-def test_rounds_learn_and_are_cached(photos: ls.data.Dataset, tmp_path: Path) -> None:
+def test_rounds_learn_and_are_cached(photos: lm.data.Dataset, tmp_path: Path) -> None:
     parts = [
         (photos.images[part, :1, ::2, ::2], photos.labels[part])
         for part in iid(len(photos), 4, seed=0)
@@ -229,5 +229,5 @@ def test_splits_deal_out_every_example_once() -> None:
     ],
 )
 def test_bad_federations_are_refused(make: Any, says: str) -> None:
-    with pytest.raises(LeakscopeError, match=says):
+    with pytest.raises(LeakmeterError, match=says):
         make()

@@ -42,10 +42,10 @@ from flwr.serverapp.strategy import (
 from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 
-import leakscope as ls
+import leakmeter as lm
 from flower_clients import LoopGrid, network, train
-from leakscope.integrations.flower import FlowerRecorder
-from leakscope.state import State, under
+from leakmeter.integrations.flower import FlowerRecorder
+from leakmeter.state import State, under
 from victims import same_bits
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "flower"
@@ -92,14 +92,14 @@ def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def recorded(folder: Path) -> dict[str, ls.Update]:
+def recorded(folder: Path) -> dict[str, lm.Update]:
     return {
-        str(path.relative_to(folder).with_suffix("")): ls.Update.load(path)
+        str(path.relative_to(folder).with_suffix("")): lm.Update.load(path)
         for path in sorted(folder.glob("*/*.safetensors"))
     }
 
 
-def same_update(a: ls.Update, b: ls.Update) -> bool:
+def same_update(a: lm.Update, b: lm.Update) -> bool:
     return same_bits(dict(sorted(a.tensors.items())), dict(sorted(b.tensors.items())))
 
 
@@ -107,7 +107,7 @@ def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [
         record.getMessage()
         for record in caplog.records
-        if record.name == "leakscope" and record.levelno >= logging.WARNING
+        if record.name == "leakmeter" and record.levelno >= logging.WARNING
     ]
 
 
@@ -176,7 +176,7 @@ def test_records_say_what_was_sent_and_what_came_back(tmp_path: Path) -> None:
     protocol = updates["round-0001/client-100"].protocol
     assert (protocol.batch_size, protocol.epochs, protocol.classes) == (8, 2, 5)
     assert protocol.lr == 0.25, "what the user says counts more than the configuration"
-    assert protocol.optimizer is None, "what leakscope does not know stays unknown"
+    assert protocol.optimizer is None, "what leakmeter does not know stays unknown"
     assert [update.num_examples for update in updates.values()] == [3, 4, 5]
     biases = [update.after["1.3.bias"] for update in updates.values() if update.after is not None]
     mean = (3 * biases[0] + 4 * biases[1] + 5 * biases[2]) / 12
@@ -270,7 +270,7 @@ def test_a_full_disk_is_one_warning_and_the_run_goes_on(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(ls.Update, "save", full)
+    monkeypatch.setattr(lm.Update, "save", full)
     assert same_bits(plain, run(FlowerRecorder(tmp_path).grid(LoopGrid(client_app()))))
     assert len(warned(caplog)) == 1
     assert "No space left on device" in warned(caplog)[0]
@@ -415,7 +415,7 @@ def test_legacy_lists_get_the_names_of_the_model(tmp_path: Path) -> None:
     assert recorded(tmp_path / "nameless") == {}
 
 
-def distance(update: ls.Update) -> float:
+def distance(update: lm.Update) -> float:
     names = [name for name, tensor in update.before.items() if tensor.is_floating_point()]
     return float(torch.cat([u.flatten() for u in update.observed(names).values()]).norm())
 
@@ -458,7 +458,7 @@ def test_a_strategy_with_a_start_of_its_own_is_refused(tmp_path: Path) -> None:
         def start(self, *args: Any, **options: Any) -> Any:
             raise NotImplementedError
 
-    with pytest.raises(ls.LeakscopeError, match="record the grid instead"):
+    with pytest.raises(lm.LeakmeterError, match="record the grid instead"):
         FlowerRecorder(tmp_path).strategy(Own())
 
 
@@ -484,7 +484,7 @@ def test_wrappers_pass_on_what_they_do_not_know(tmp_path: Path) -> None:
     ids=str,
 )
 def test_mistakes_are_told_before_the_run(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ls.LeakscopeError, match=says):
+    with pytest.raises(lm.LeakmeterError, match=says):
         FlowerRecorder("unused", **options)
 
 
@@ -508,21 +508,21 @@ def test_photographs_are_read_out_of_what_the_example_recorded(tmp_path: Path) -
     server_app.main(grid, Context(1, 0, {}, RecordDict(), config))
     update = recorded(tmp_path)["round-0001/client-100"]
     images, labels = task.load(0)
-    found = ls.papers.sme(iterations=200).run(task.Net(), update)
+    found = lm.papers.sme(iterations=200).run(task.Net(), update)
     assert sorted(found.labels.tolist()) == sorted(labels.tolist())
-    assert ls.measure.images(found.images, images).psnr.min() > 18
+    assert lm.measure.images(found.images, images).psnr.min() > 18
 
 
 def test_flower_stays_optional() -> None:
     script = """
 import sys
 sys.modules["flwr"] = None
-import leakscope as ls
-for name in ls.__all__:
+import leakmeter as lm
+for name in lm.__all__:
     getattr(ls, name)
 try:
-    import leakscope.integrations.flower
-except ls.LeakscopeError as error:
+    import leakmeter.integrations.flower
+except lm.LeakmeterError as error:
     print(error)
 """
     done = subprocess.run(

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import leakscope as ls
-from leakscope import papers
+import leakmeter as lm
+from leakmeter import papers
 from victims import examples, same_bits, tiny
 
 RECIPES = sorted(papers.RECIPES)
@@ -34,7 +34,7 @@ def victim_of(name: str) -> tuple[nn.Module, Tensor, Tensor]:
 def test_deleting_the_truth_changes_no_bit(name: str, tmp_path: Path) -> None:
     attack = attack_of(name, iterations=10)
     model, images, labels = victim_of(name)
-    client = ls.Client(model, images, labels, epochs=2, batch_size=2, lr=0.05)
+    client = lm.Client(model, images, labels, epochs=2, batch_size=2, lr=0.05)
     update = client.train()
     beside_the_truth = attack.run(model, update)
     update.save(tmp_path / "u.safetensors")
@@ -43,7 +43,7 @@ def test_deleting_the_truth_changes_no_bit(name: str, tmp_path: Path) -> None:
     client.images.fill_(torch.nan)
     del images, labels, client, update
     gc.collect()
-    alone = attack.run(model, ls.Update.load(tmp_path / "u.safetensors"))
+    alone = attack.run(model, lm.Update.load(tmp_path / "u.safetensors"))
     assert torch.equal(alone.images, beside_the_truth.images)
     assert torch.equal(alone.labels, beside_the_truth.labels)
     assert same_bits(alone.history, beside_the_truth.history)
@@ -53,7 +53,7 @@ def test_deleting_the_truth_changes_no_bit(name: str, tmp_path: Path) -> None:
 def test_the_seed_decides_every_bit(name: str) -> None:
     attack = attack_of(name, iterations=5)
     model, images, labels = victim_of(name)
-    update = ls.Client(model, images, labels, epochs=2, lr=0.05).train()
+    update = lm.Client(model, images, labels, epochs=2, lr=0.05).train()
     first = attack.run(model, update, seed=7)
     torch.rand(100)
     again = attack.run(model, update, seed=7)
@@ -64,7 +64,7 @@ def test_the_seed_decides_every_bit(name: str) -> None:
 
 def test_an_attack_leaves_the_model_and_the_global_random_state_alone() -> None:
     model, (images, labels) = tiny(), examples()
-    update = ls.Client(model, images, labels, epochs=2, lr=0.05).train()
+    update = lm.Client(model, images, labels, epochs=2, lr=0.05).train()
     was, state = {n: t.clone() for n, t in model.state_dict().items()}, torch.get_rng_state()
     found = papers.sme(3).run(model, update)
     assert same_bits(was, dict(model.state_dict()))
@@ -77,7 +77,7 @@ def test_an_attack_leaves_the_model_and_the_global_random_state_alone() -> None:
 def test_the_weights_in_the_model_object_do_not_matter() -> None:
     """Only those of the update do: the server may have moved on."""
     model, (images, labels) = tiny(), examples()
-    update = ls.Client(model, images, labels, epochs=2, lr=0.05).train()
+    update = lm.Client(model, images, labels, epochs=2, lr=0.05).train()
     expected = papers.sme(5).run(model, update)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -87,6 +87,6 @@ def test_the_weights_in_the_model_object_do_not_matter() -> None:
 
 def test_known_labels_are_an_assumption_on_record() -> None:
     model, (images, labels) = tiny(), examples()
-    update = ls.Client(model, images, labels, epochs=2, lr=0.05).train()
+    update = lm.Client(model, images, labels, epochs=2, lr=0.05).train()
     assert papers.ig(1).run(model, update, labels=labels).labels_known
     assert not papers.ig(1).run(model, update).labels_known

@@ -15,24 +15,24 @@ from typing import Any
 import pytest
 import torch
 
-import leakscope
-from leakscope import models, report
-from leakscope.attack.prior import TotalVariation
-from leakscope.audit import Folder, Scenario, run
-from leakscope.cli import main
-from leakscope.errors import LeakscopeError
-from leakscope.execution.identity import identity
-from leakscope.federated import Client
-from leakscope.judge import judge
+import leakmeter
+from leakmeter import models, report
+from leakmeter.attacks.prior import TotalVariation
+from leakmeter.audits import Folder, Scenario, run
+from leakmeter.cli import main
+from leakmeter.errors import LeakmeterError
+from leakmeter.execution.identity import identity
+from leakmeter.federated import Client
+from leakmeter.judge import judge
 from test_report import PROVENANCE, picked_out, render, scored, text_of
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ROOT / "src" / "leakscope"
+SOURCES = ROOT / "src" / "leakmeter"
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> object:
     """Run the command line; its exit code."""
-    monkeypatch.setattr(sys, "argv", ["leakscope", *words])
+    monkeypatch.setattr(sys, "argv", ["leakmeter", *words])
     with pytest.raises(SystemExit) as end:
         main()
     return end.value.code
@@ -82,10 +82,10 @@ def test_the_example_is_set_up_trained_and_judged_once(
     assert text.count("iterations: 300") == 2
     (tmp_path / "photos.yaml").write_text(text.replace("iterations: 300", "iterations: 2"))
     calls: Counter[str] = Counter()
-    counted(monkeypatch, calls, leakscope.data, "load")
+    counted(monkeypatch, calls, leakmeter.data, "load")
     counted(monkeypatch, calls, models, "build")
     counted(monkeypatch, calls, Client, "train")
-    judging = sys.modules["leakscope.judge"]
+    judging = sys.modules["leakmeter.judge"]
     counted(monkeypatch, calls, judging, "judge")
     scenario, out = str(tmp_path / "photos.yaml"), str(tmp_path / "out")
     assert command(monkeypatch, "audit", scenario, "--out", out, "--processes", "1") == 0
@@ -113,10 +113,10 @@ def test_a_finished_folder_survives_a_change_of_version(
 ) -> None:
     before, _ = run(small(), tmp_path)
     written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("trials/*/*")}
-    monkeypatch.setattr(leakscope, "__version__", "0.1.1")
+    monkeypatch.setattr(leakmeter, "__version__", "0.1.1")
     after, provenance = Folder(tmp_path).read()
     assert provenance.title == "a small audit"
-    assert provenance.versions["leakscope"] == "0.1.0"  # that made it, not that reads it
+    assert provenance.versions["leakmeter"] == "0.1.0"  # that made it, not that reads it
     assert [each.finding for each in after] == [each.finding for each in before]
     run(small(), tmp_path)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("trials/*/*")} == written
@@ -135,8 +135,8 @@ def test_a_folder_is_read_where_neither_data_nor_model_is(tmp_path: Path) -> Non
     for number in range(12):
         place = desk / "images" / f"class{number % 3}"
         place.mkdir(parents=True, exist_ok=True)
-        pixels = leakscope.data.load("photos", size=16).images[number]
-        leakscope_png(pixels, place / f"{number}.png")
+        pixels = leakmeter.data.load("photos", size=16).images[number]
+        leakmeter_png(pixels, place / f"{number}.png")
     (desk / "own.py").write_text(OWN_MODEL)
     scenario = small(
         model={"name": f"{desk}/own.py:tiny"}, data={"source": f"folder:{desk}/images", "size": 16}
@@ -149,12 +149,12 @@ def test_a_folder_is_read_where_neither_data_nor_model_is(tmp_path: Path) -> Non
     assert about.class_names == ("class0", "class1", "class2")
     about = replace(about, date=provenance.date)
     assert report.render(judge(again, about), again, about) == page
-    run_elsewhere = [sys.executable, "-m", "leakscope.cli", "report", "elsewhere"]
+    run_elsewhere = [sys.executable, "-m", "leakmeter.cli", "report", "elsewhere"]
     said = subprocess.run(run_elsewhere, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "report: " in said.stdout
 
 
-def leakscope_png(pixels: torch.Tensor, path: Path) -> None:
+def leakmeter_png(pixels: torch.Tensor, path: Path) -> None:
     from PIL import Image
 
     array = pixels.mul(255).round().byte().permute(1, 2, 0).numpy()
@@ -180,7 +180,7 @@ def test_what_has_changed_in_a_folder_is_said(
 def test_a_plan_that_is_damaged_is_named(tmp_path: Path) -> None:
     run(small(), tmp_path)
     (tmp_path / "plan.json").write_text("{")
-    with pytest.raises(LeakscopeError, match=r"plan\.json cannot be read"):
+    with pytest.raises(LeakmeterError, match=r"plan\.json cannot be read"):
         Folder(tmp_path).read()
 
 
@@ -194,9 +194,9 @@ def test_the_same_description_is_recognized_on_any_machine() -> None:
 
 
 def test_what_cannot_be_recognized_is_refused() -> None:
-    with pytest.raises(LeakscopeError, match="object cannot be recognized again"):
+    with pytest.raises(LeakmeterError, match="object cannot be recognized again"):
         identity({"part": object()})
-    with pytest.raises(LeakscopeError, match="function cannot be recognized again"):
+    with pytest.raises(LeakmeterError, match="function cannot be recognized again"):
         identity(lambda: 0)
 
 

@@ -1,4 +1,4 @@
-"""Language models of transformers behind the interface of leakscope's own."""
+"""Language models of transformers behind the interface of leakmeter's own."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-import leakscope as ls
-from leakscope import LeakscopeError, papers
-from leakscope.models.huggingface import CausalLM
+import leakmeter as lm
+from leakmeter import LeakmeterError, papers
+from leakmeter.models.huggingface import CausalLM
 
 transformers = pytest.importorskip("transformers")
 
@@ -74,7 +74,7 @@ def test_words_of_unequal_length_are_told_apart() -> None:
 def test_the_gradient_is_that_of_training_on_tokens(tied: bool) -> None:
     inner = small(tie_word_embeddings=tied)
     model = CausalLM(inner)
-    update = ls.Client(model, model.embed(TOKENS), FOLLOWING, normalize=model.normalize).gradient()
+    update = lm.Client(model, model.embed(TOKENS), FOLLOWING, normalize=model.normalize).gradient()
     functional.cross_entropy(inner(TOKENS).logits.transpose(1, 2), FOLLOWING).backward()
     expected = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
     assert update.gradient is not None
@@ -90,18 +90,18 @@ def test_the_gradient_is_that_of_training_on_tokens(tied: bool) -> None:
 def test_any_attention_can_be_attacked(attention: str) -> None:
     """The fused kernels have no second derivative; the engine takes the plain one."""
     model = CausalLM(small(attn_implementation=attention))
-    update = ls.Client(model, model.embed(TOKENS), FOLLOWING, normalize=model.normalize).gradient()
+    update = lm.Client(model, model.embed(TOKENS), FOLLOWING, normalize=model.normalize).gradient()
     found = papers.dlg_adam(60, lr=0.01).run(model, update, labels=FOLLOWING)
-    assert ls.measure.sentences(model.tokens(found.images), TOKENS).token_accuracy > 0.7
+    assert lm.measure.sentences(model.tokens(found.images), TOKENS).token_accuracy > 0.7
 
 
 def test_what_is_no_language_model_is_refused() -> None:
     for wrong in (nn.Linear(3, 3), small().transformer):
         assert isinstance(wrong, nn.Module)
-        with pytest.raises(LeakscopeError, match="such as GPT2LMHeadModel"):
+        with pytest.raises(LeakmeterError, match="such as GPT2LMHeadModel"):
             CausalLM(wrong)
 
 
 def test_tokens_of_another_tokenizer_are_refused() -> None:
-    with pytest.raises(LeakscopeError, match=r"tokens must lie in 0\.\.9"):
+    with pytest.raises(LeakmeterError, match=r"tokens must lie in 0\.\.9"):
         CausalLM(small()).embed(torch.tensor([[10]]))

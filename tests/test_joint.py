@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-import leakscope as ls
-from leakscope import LeakscopeError, papers
-from leakscope.attack import joint
-from leakscope.attack.attack import RunOptions
+import leakmeter as lm
+from leakmeter import LeakmeterError, papers
+from leakmeter.attacks import joint
+from leakmeter.attacks.attack import RunOptions
 from victims import examples, tiny
 
 
-def found(images: Tensor, labels: list[int]) -> ls.Reconstruction:
-    return ls.Reconstruction(images, torch.tensor(labels), {}, 0.0, "", 0, True)
+def found(images: Tensor, labels: list[int]) -> lm.Reconstruction:
+    return lm.Reconstruction(images, torch.tensor(labels), {}, 0.0, "", 0, True)
 
 
 def test_images_are_paired_from_the_most_alike() -> None:
@@ -35,21 +35,21 @@ def test_a_label_in_common_rules_out_look_alikes() -> None:
     second = [found(light, [1]), found(dark, [0])]
     assert joint.match(first, second, by_label=False).tolist() == [0, 1]
     assert joint.match(first, second, by_label=True).tolist() == [1, 0]
-    assert ls.measure.matching_rate(torch.tensor([1, 0]), [0, 1], [1, 0]) == 1
-    assert ls.measure.matching_rate(torch.tensor([0, 1]), [0, 1], [1, 0]) == 0
+    assert lm.measure.matching_rate(torch.tensor([1, 0]), [0, 1], [1, 0]) == 1
+    assert lm.measure.matching_rate(torch.tensor([0, 1]), [0, 1], [1, 0]) == 0
 
 
 def test_two_updates_together_give_away_more_than_each_on_average() -> None:
     """Eight images at two states of the network, in other batches (AGIC, table VI)."""
-    photos = ls.data.load("photos", size=16)
-    model = ls.models.build("cnn-cifar", classes=photos.classes, size=16)
+    photos = lm.data.load("photos", size=16)
+    model = lm.models.build("cnn-cifar", classes=photos.classes, size=16)
     others = [(photos.images[64:], photos.labels[64:])]
-    later = ls.federated.federate(model, others, rounds=5, lr=0.05, normalize="photos")
+    later = lm.federated.federate(model, others, rounds=5, lr=0.05, normalize="photos")
     some = torch.randperm(64, generator=torch.Generator().manual_seed(0))[:8]
     images, labels = photos.images[some], photos.labels[some]
     batches = [[[0, 1, 2, 3, 4], [5, 6, 7]], [[7, 1, 5, 3, 0, 2, 6, 4]]]
     epochs = [
-        [ls.Client(net, images[b], labels[b], normalize="photos").gradient() for b in epoch]
+        [lm.Client(net, images[b], labels[b], normalize="photos").gradient() for b in epoch]
         for net, epoch in zip((model, later), batches, strict=True)
     ]
     told = [[labels[batch] for batch in epoch] for epoch in batches]
@@ -58,14 +58,14 @@ def test_two_updates_together_give_away_more_than_each_on_average() -> None:
         [
             batch[original]
             for batch, alone in zip(epoch, found, strict=True)
-            for original in ls.measure.images(alone.images, images[batch]).pairs.argsort().tolist()
+            for original in lm.measure.images(alone.images, images[batch]).pairs.argsort().tolist()
         ]
         for epoch, found in zip(batches, together.alone, strict=True)
     ]
-    assert ls.measure.matching_rate(together.pairs[0], shown[0], shown[1]) >= 0.75
-    both = ls.measure.images(together.found.images, images).psnr.mean().item()
+    assert lm.measure.matching_rate(together.pairs[0], shown[0], shown[1]) >= 0.75
+    both = lm.measure.images(together.found.images, images).psnr.mean().item()
     alone = [
-        ls.measure.images(torch.cat([each.images for each in epoch]), images).psnr.mean().item()
+        lm.measure.images(torch.cat([each.images for each in epoch]), images).psnr.mean().item()
         for epoch in together.alone
     ]
     print(both, alone)
@@ -76,21 +76,21 @@ def test_two_updates_together_give_away_more_than_each_on_average() -> None:
 def test_a_simulation_keeps_every_image_apart() -> None:
     images, labels = examples(count=4)
 
-    def update(which: list[int], seed: int) -> ls.Update:
-        client = ls.Client(tiny(), images[which], labels[which], epochs=2, lr=0.1, seed=seed)
+    def update(which: list[int], seed: int) -> lm.Update:
+        client = lm.Client(tiny(), images[which], labels[which], epochs=2, lr=0.1, seed=seed)
         return client.train()
 
     epochs = [[update([0, 1], 0), update([2, 3], 1)], [update([0, 2], 2), update([1, 3], 3)]]
     found = joint.reconstruct(papers.ig_fedavg(3), tiny(), epochs, rehearsal=2).found
     assert found.images.shape == (4, 1, 12, 12)
     assert found.labels.shape == (4,)
-    with pytest.raises(LeakscopeError, match="takes one update"):
+    with pytest.raises(LeakmeterError, match="takes one update"):
         joint.reconstruct(papers.dlfa(1), tiny(), epochs)
 
 
 def test_what_was_finished_is_not_done_again(tmp_path: Path) -> None:
     images, labels = examples()
-    epochs = [[ls.Client(tiny(), images, labels, epochs=e, lr=0.1).train()] for e in (1, 2)]
+    epochs = [[lm.Client(tiny(), images, labels, epochs=e, lr=0.1).train()] for e in (1, 2)]
     calls: list[int] = []
 
     def pull_the_plug(done: int, total: int, match: object) -> None:
@@ -124,9 +124,9 @@ def test_what_was_finished_is_not_done_again(tmp_path: Path) -> None:
 
 def test_epochs_must_cover_the_same_examples() -> None:
     images, labels = examples()
-    one = ls.Client(tiny(), images, labels).gradient()
-    other = ls.Client(tiny(), images[:2], labels[:2]).gradient()
-    with pytest.raises(LeakscopeError, match=r"\[3, 2\] examples"):
+    one = lm.Client(tiny(), images, labels).gradient()
+    other = lm.Client(tiny(), images[:2], labels[:2]).gradient()
+    with pytest.raises(LeakmeterError, match=r"\[3, 2\] examples"):
         joint.reconstruct(papers.ig(1), tiny(), [[one], [other]])
-    with pytest.raises(LeakscopeError, match=r"use Attack\.run"):
+    with pytest.raises(LeakmeterError, match=r"use Attack\.run"):
         joint.reconstruct(papers.ig(1), tiny(), [[one]])

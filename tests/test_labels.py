@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import leakscope as ls
-from leakscope import LeakscopeError, papers
-from leakscope.attack.labels import (
+import leakmeter as lm
+from leakmeter import LeakmeterError, papers
+from leakmeter.attacks.labels import (
     Automatic,
     Counts,
     EmbeddingCounts,
@@ -21,7 +21,7 @@ from leakscope.attack.labels import (
     SignCounts,
     Single,
 )
-from leakscope.attack.problem import Problem
+from leakmeter.attacks.problem import Problem
 from victims import examples, tiny, tiny_update
 
 PLAIN = [RowMinima(), SignCounts(), EmbeddingCounts(), InterpolatedCounts(), Counts(), Automatic()]
@@ -39,13 +39,13 @@ def without_bias(model: nn.Module) -> nn.Module:
     return model
 
 
-def client(labels: Tensor, model: nn.Module | None = None, **training: Any) -> ls.Client:
+def client(labels: Tensor, model: nn.Module | None = None, **training: Any) -> lm.Client:
     images, _ = examples(count=len(labels))
     settings = {"lr": 0.004, "normalize": ((0.5,), (0.29,)), **training}
-    return ls.Client(model or tiny(CLASSES), images, labels, **settings)
+    return lm.Client(model or tiny(CLASSES), images, labels, **settings)
 
 
-def problem_of(update: ls.Update, model: nn.Module | None = None) -> Problem:
+def problem_of(update: lm.Update, model: nn.Module | None = None) -> Problem:
     return Problem.of(model or tiny(CLASSES), update, None)
 
 
@@ -58,11 +58,11 @@ class Trained(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def trained(photos: ls.data.Dataset, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def trained(photos: lm.data.Dataset, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     order = torch.randperm(len(photos), generator=torch.Generator().manual_seed(0))
     mine, others = order[::2], order[1::2]
-    model = ls.federated.federate(
-        ls.models.build("lenet-zhu", classes=photos.classes),
+    model = lm.federated.federate(
+        lm.models.build("lenet-zhu", classes=photos.classes),
         [(photos.images[others], photos.labels[others])],
         rounds=1,
         cache=tmp_path_factory.mktemp("rounds"),
@@ -100,7 +100,7 @@ def test_the_movement_of_weights_has_the_sign_of_a_gradient(method: Labels) -> N
     problem = problem_of(update)
     assert method.recover(problem).tolist() == REPEATS.tolist()
     flipped = replace(problem, observed={name: -t for name, t in problem.observed.items()})
-    assert ls.measure.label_accuracy(method.recover(flipped), REPEATS) < 0.5
+    assert lm.measure.label_accuracy(method.recover(flipped), REPEATS) < 0.5
 
 
 @pytest.mark.parametrize("method", [Single(), *PLAIN], ids=repr)
@@ -164,11 +164,11 @@ def test_automatic_is_no_worse_than_any_method_on_a_trained_network(
         if skewed:
             some = some[torch.isin(trained.labels[some], trained.labels[some[:2]])]
         images, labels = trained.images[some[:10]], trained.labels[some[:10]]
-        victim = ls.Client(trained.model, images, labels, epochs=3, lr=0.004, normalize="photos")
+        victim = lm.Client(trained.model, images, labels, epochs=3, lr=0.004, normalize="photos")
         update = victim.gradient() if shares == "gradient" else victim.train()
         problem = Problem.of(trained.model, update, None)
         for method in PLAIN:
-            sums[repr(method)] += ls.measure.label_accuracy(method.recover(problem), labels) / 10
+            sums[repr(method)] += lm.measure.label_accuracy(method.recover(problem), labels) / 10
     print(sums)
     assert sums[repr(Automatic())] >= max(sums.values()) - 0.05
     assert sums[repr(Automatic())] >= 0.8
@@ -178,18 +178,18 @@ def test_automatic_is_no_worse_than_any_method_on_a_trained_network(
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("count", [1, 8, 24])
 def test_labels_of_photos_are_recovered_with_repeats(
-    photos: ls.data.Dataset, shares: str, bias: bool, count: int
+    photos: lm.data.Dataset, shares: str, bias: bool, count: int
 ) -> None:
-    model = ls.models.build("cnn-cifar", classes=photos.classes if bias else 100)
+    model = lm.models.build("cnn-cifar", classes=photos.classes if bias else 100)
     model = model if bias else without_bias(model)
     generator = torch.Generator().manual_seed(count)
     some = torch.randperm(len(photos), generator=generator)[:count]
     labels = photos.labels[some]
-    victim = ls.Client(model, photos.images[some], labels, epochs=5, lr=0.004, normalize="photos")
+    victim = lm.Client(model, photos.images[some], labels, epochs=5, lr=0.004, normalize="photos")
     update = victim.gradient() if shares == "gradient" else victim.train()
     found = Automatic().recover(Problem.of(model, update, None))
     assert len(found) == count
-    assert ls.measure.label_accuracy(found, labels) >= (0.95 if bias else 0.85)
+    assert lm.measure.label_accuracy(found, labels) >= (0.95 if bias else 0.85)
 
 
 def test_an_attack_recovers_labels_automatically() -> None:
@@ -197,7 +197,7 @@ def test_an_attack_recovers_labels_automatically() -> None:
 
 
 def test_idlg_reads_one_label_only() -> None:
-    with pytest.raises(LeakscopeError, match="4 examples, but iDLG reads the label of one"):
+    with pytest.raises(LeakmeterError, match="4 examples, but iDLG reads the label of one"):
         Single().recover(problem_of(client(DISTINCT).gradient()))
 
 
@@ -209,21 +209,21 @@ def test_embedding_counts_ask_for_a_bias_and_a_step_size() -> None:
         problem_of(client(DISTINCT, model).gradient(), model),
         problem_of(unsure),
     ):
-        with pytest.raises(LeakscopeError, match="need a bias in the last layer and a known"):
+        with pytest.raises(LeakmeterError, match="need a bias in the last layer and a known"):
             EmbeddingCounts().recover(problem)
 
 
 def test_interpolated_counts_ask_for_the_step_size() -> None:
     update = client(DISTINCT, epochs=5).train()
     unsure = replace(update, protocol=update.protocol.model_copy(update={"lr": None}))
-    with pytest.raises(LeakscopeError, match=r"protocol\.lr is unknown but needed"):
+    with pytest.raises(LeakmeterError, match=r"protocol\.lr is unknown but needed"):
         InterpolatedCounts().recover(problem_of(unsure))
 
 
 def test_labels_need_a_dense_last_layer() -> None:
     model = nn.Sequential(nn.Conv2d(1, 5, 12), nn.Flatten())
-    update = ls.Client(model, *examples(), lr=0.1).train()
-    with pytest.raises(LeakscopeError, match="pass labels="):
+    update = lm.Client(model, *examples(), lr=0.1).train()
+    with pytest.raises(LeakmeterError, match="pass labels="):
         papers.ig(1).run(model, update)
 
 
@@ -244,5 +244,5 @@ def test_an_update_that_says_nothing_about_labels_still_gets_some(method: Labels
     ],
 )
 def test_wrong_labels_are_refused(labels: Tensor, says: str) -> None:
-    with pytest.raises(LeakscopeError, match=says):
+    with pytest.raises(LeakmeterError, match=says):
         papers.ig(1).run(tiny(), tiny_update(), labels=labels)

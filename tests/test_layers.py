@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import leakscope as ls
-from leakscope.attack.distance import Cosine, Euclidean, GaussianKernel, Partial
-from leakscope.attack.layers import Exponential, Falling, ReluLinear, convolutions
-from leakscope.attack.problem import Problem
+import leakmeter as lm
+from leakmeter.attacks.distance import Cosine, Euclidean, GaussianKernel, Partial
+from leakmeter.attacks.layers import Exponential, Falling, ReluLinear, convolutions
+from leakmeter.attacks.problem import Problem
 from victims import examples, tiny_update
 
 
@@ -37,7 +37,7 @@ class Odd(nn.Module):
 
 
 def problem_of(model: nn.Module) -> Problem:
-    update = ls.Client(model, *examples(), lr=0.1).gradient()
+    update = lm.Client(model, *examples(), lr=0.1).gradient()
     return Problem.of(model, update, None)
 
 
@@ -49,9 +49,9 @@ def test_convolutions_are_found_in_the_order_they_are_applied() -> None:
 
 
 def test_resnet20_has_the_21_convolutions_that_agic_counts() -> None:
-    model = ls.models.build("resnet20-4", classes=10)
+    model = lm.models.build("resnet20-4", classes=10)
     images, labels = examples(count=1, classes=10, channels=3, size=32)
-    update = ls.Client(model, images, labels).gradient()
+    update = lm.Client(model, images, labels).gradient()
     found = convolutions(Problem.of(model, update, None))
     assert len(found) == 21
     assert all(convolution.relu for convolution in found.values())
@@ -118,5 +118,5 @@ def test_partial_matching_looks_at_the_largest_entries_only() -> None:
     assert compare(guess) == 0
     guess[name][problem.observed[name].abs().argmax() // 576, :] += 1
     assert compare(guess) > 0
-    with pytest.raises(ls.LeakscopeError, match="keep is 0"):
+    with pytest.raises(lm.LeakmeterError, match="keep is 0"):
         Partial(Cosine(), keep=0)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakscope.attack.lbfgs import LBFGS
-from leakscope.attack.solver import Variable, solve
+from leakmeter.attacks.lbfgs import LBFGS
+from leakmeter.attacks.solver import Variable, solve
 
 
 def valley(values: Any, share: Tensor, phases: object) -> tuple[Tensor, Tensor]:

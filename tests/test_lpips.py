@@ -12,11 +12,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-import leakscope as ls
-from leakscope import LeakscopeError, measure
-from leakscope.data.image import decode, to_unit
-from leakscope.measure import Lpips, lpips
-from leakscope.measure.finding import Scores
+import leakmeter as lm
+from leakmeter import LeakmeterError, measure
+from leakmeter.data.image import decode, to_unit
+from leakmeter.measure import Lpips, lpips
+from leakmeter.measure.finding import Scores
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
@@ -165,14 +165,14 @@ def test_large_images_go_one_by_one(size: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("shape", [(2, 64, 64), (2, 2, 64, 64), (0, 3, 64, 64), (2, 3, 0, 64)])
 def test_only_pictures_are_embedded(network: Lpips, shape: tuple[int, ...]) -> None:
-    with pytest.raises(LeakscopeError, match="1 or 3 channels"):
+    with pytest.raises(LeakmeterError, match="1 or 3 channels"):
         network.embed(torch.zeros(shape))
 
 
 def test_sides_must_agree(network: Lpips) -> None:
-    with pytest.raises(LeakscopeError, match="same shape"):
+    with pytest.raises(LeakmeterError, match="same shape"):
         network.distance(some(2, 3, 64, 64), some(3, 3, 64, 64))
-    with pytest.raises(LeakscopeError, match="same size"):
+    with pytest.raises(LeakmeterError, match="same size"):
         network.distances(some(2, 3, 64, 64), some(2, 3, 64, 65))
 
 
@@ -202,9 +202,9 @@ def test_bad_weights_are_named(
     bad = {key: tensor for key, tensor in weights.items() if key != name}
     bad |= {} if changed is None else {name: changed.contiguous()}
     save_file(bad, tmp_path / "bad.safetensors")
-    with pytest.raises(LeakscopeError, match=f"^{says}.*measure.Lpips shows how"):
+    with pytest.raises(LeakmeterError, match=f"^{says}.*measure.Lpips shows how"):
         Lpips(bad)
-    with pytest.raises(LeakscopeError, match=f"bad.safetensors: {says}.*measure.Lpips shows how"):
+    with pytest.raises(LeakmeterError, match=f"bad.safetensors: {says}.*measure.Lpips shows how"):
         Lpips.load(tmp_path / "bad.safetensors")
 
 
@@ -242,7 +242,7 @@ def test_pickles_are_refused_and_not_run(
     tmp_path: Path, write: Callable[[Path, Bomb], None], name: str, says: str
 ) -> None:
     write(tmp_path / name, Bomb(tmp_path / "exploded"))
-    with pytest.raises(LeakscopeError, match=f"{says}.*measure.Lpips shows how"):
+    with pytest.raises(LeakmeterError, match=f"{says}.*measure.Lpips shows how"):
         Lpips.load(tmp_path / name)
     assert not (tmp_path / "exploded").exists()
 
@@ -255,7 +255,7 @@ def test_truncated_files_are_refused(archive: Path, tmp_path: Path, kept: int) -
         content = whole.read_bytes()
         assert kept < len(content)
         cut.write_bytes(content[:kept])
-        with pytest.raises(LeakscopeError, match=r"cut\..*measure.Lpips shows how"):
+        with pytest.raises(LeakmeterError, match=r"cut\..*measure.Lpips shows how"):
             Lpips.load(cut)
 
 
@@ -266,17 +266,17 @@ def test_damaged_missing_and_oversized_arrays(
     content[5_000_000] ^= 1
     damaged = tmp_path / "damaged.npz"
     damaged.write_bytes(content)
-    with pytest.raises(LeakscopeError, match=r"damaged.npz: not a readable array 'conv\d_w'"):
+    with pytest.raises(LeakmeterError, match=r"damaged.npz: not a readable array 'conv\d_w'"):
         Lpips.load(damaged)
     for suffix in ("npz", "safetensors"):
-        with pytest.raises(LeakscopeError, match=f"none.{suffix}"):
+        with pytest.raises(LeakmeterError, match=f"none.{suffix}"):
             Lpips.load(tmp_path / f"none.{suffix}")
     words = tmp_path / "words.npz"
     np.savez(words, conv0_w=np.array(["a"]))
-    with pytest.raises(LeakscopeError, match="'conv0_w': it holds <U1, not floats"):
+    with pytest.raises(LeakmeterError, match="'conv0_w': it holds <U1, not floats"):
         Lpips.load(words)
     monkeypatch.setattr(lpips, "_MOST_BYTES", 2**16)
-    with pytest.raises(LeakscopeError, match=r"'conv0_w': it has .* bytes"):
+    with pytest.raises(LeakmeterError, match=r"'conv0_w': it has .* bytes"):
         Lpips.load(archive)
 
 
@@ -286,7 +286,7 @@ def test_other_precisions_are_read(tmp_path: Path, weights: dict[str, Tensor]) -
     loaded = Lpips.load(tmp_path / "double.npz")
     assert all(torch.equal(loaded.weights[name], tensor) for name, tensor in weights.items())
     np.savez(tmp_path / "large.npz", allow_pickle=False, **{**double, "lin4": np.full(256, 1e300)})
-    with pytest.raises(LeakscopeError, match="'lin4' contains NaN or Inf"):
+    with pytest.raises(LeakmeterError, match="'lin4' contains NaN or Inf"):
         Lpips.load(tmp_path / "large.npz")
 
 
@@ -296,7 +296,7 @@ LIGHT = 0.2
 
 
 @pytest.fixture
-def dim(photos: ls.data.Dataset) -> Tensor:
+def dim(photos: lm.data.Dataset) -> Tensor:
     """Crops of eight photographs, so flat that ``LIGHT`` changes more than the picture does."""
     images = photos.images[[int((photos.labels == label).nonzero()[0]) for label in range(8)]]
     return 0.4 + 0.3 * (images - images.mean((1, 2, 3), keepdim=True))
@@ -359,8 +359,8 @@ def test_each_image_of_the_pool_is_embedded_once(
     assert sum(sizes) == 3 + 2 + 3 + 3  # found, the pool's class 0, and found with truth
 
 
-def reconstruction(images: Tensor, labels: Tensor) -> ls.Reconstruction:
-    return ls.Reconstruction(
+def reconstruction(images: Tensor, labels: Tensor) -> lm.Reconstruction:
+    return lm.Reconstruction(
         images, labels, history={}, seconds=0.0, attack="none", seed=0, labels_known=True
     )
 

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-import leakscope as ls
-from leakscope import papers
-from leakscope.attack.labels import Automatic
-from leakscope.attack.problem import Problem
-from leakscope.audit import Scenario, knobs, run
-from leakscope.audit.setting import Setting, sent
-from leakscope.execution.executors import Cache
-from leakscope.federated.defences import DEFENCES
-from leakscope.federated.defences.base import moved
-from leakscope.federated.defences.compress import TopK
+import leakmeter as lm
+from leakmeter import papers
+from leakmeter.attacks.labels import Automatic
+from leakmeter.attacks.problem import Problem
+from leakmeter.audits import Scenario, knobs, run
+from leakmeter.audits.setting import Setting, sent
+from leakmeter.execution.executors import Cache
+from leakmeter.federated.defences import DEFENCES
+from leakmeter.federated.defences.base import moved
+from leakmeter.federated.defences.compress import TopK
 
 SMALL: dict[str, Any] = {
     "model": {"name": "mlp"},
@@ -115,7 +115,7 @@ def test_a_sum_of_clients_is_attacked_as_a_whole(tmp_path: Path) -> None:
 
 def test_sums_of_more_clients_than_there_are_images_for_are_refused(tmp_path: Path) -> None:
     defences = [{"name": "secure_aggregation", "options": {"clients": 50}}]
-    with pytest.raises(ls.LeakscopeError, match=r"sums 50 clients of 4 images.*fewer clients"):
+    with pytest.raises(lm.LeakmeterError, match=r"sums 50 clients of 4 images.*fewer clients"):
         run(scenario(defences=defences), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -165,7 +165,7 @@ def test_noise_knobs_are_sized_by_the_update() -> None:
         for protection in (base.defences[0], found[1].defences[0])
     )
 
-    def norm(update: ls.Update) -> float:
+    def norm(update: lm.Update) -> float:
         names = [name for name, tensor in update.before.items() if tensor.is_floating_point()]
         moves = update.observed(names).values()
         return float(torch.cat([tensor.flatten() for tensor in moves]).norm())
@@ -175,16 +175,16 @@ def test_noise_knobs_are_sized_by_the_update() -> None:
 
 
 def test_knobs_refuse_a_scenario_that_turns_its_own() -> None:
-    with pytest.raises(ls.LeakscopeError, match="take vary and defences out"):
+    with pytest.raises(lm.LeakmeterError, match="take vary and defences out"):
         knobs(scenario(vary={"client.epochs": [1, 2]}))
-    with pytest.raises(ls.LeakscopeError, match="take vary and defences out"):
+    with pytest.raises(lm.LeakmeterError, match="take vary and defences out"):
         knobs(scenario(defences=["none", "lora"]))
 
 
-def test_an_attack_that_knows_what_was_left_out_sees_more(photos: ls.data.Dataset) -> None:
+def test_an_attack_that_knows_what_was_left_out_sees_more(photos: lm.data.Dataset) -> None:
     images, labels = photos.images[:4], photos.labels[:4]
-    model = ls.models.build("cnn-cifar", classes=photos.classes)
-    update = ls.Client(model, images, labels, epochs=3, normalize="photos").train()
+    model = lm.models.build("cnn-cifar", classes=photos.classes)
+    update = lm.Client(model, images, labels, epochs=3, normalize="photos").train()
 
     def largest(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         kept = {}
@@ -198,15 +198,15 @@ def test_an_attack_that_knows_what_was_left_out_sees_more(photos: ls.data.Datase
         sent = moved(update, largest, sparse=sparse)
         attack = papers.ig(150, lr=1.0, tv=0.005, sign=False)  # after 60 it leads by 1 dB, now by 7
         images_found = attack.run(model, sent, labels=labels).images
-        found[sparse] = ls.measure.images(images_found, images).psnr.mean().item()
+        found[sparse] = lm.measure.images(images_found, images).psnr.mean().item()
     assert found[True] > found[False] + 3, found
 
 
-def test_an_attack_that_ignores_what_was_falsified_sees_more(photos: ls.data.Dataset) -> None:
+def test_an_attack_that_ignores_what_was_falsified_sees_more(photos: lm.data.Dataset) -> None:
     images, labels = photos.images[:4], photos.labels[:4]
-    fresh = ls.models.build("cnn-cifar", classes=photos.classes)
+    fresh = lm.models.build("cnn-cifar", classes=photos.classes)
     settings: dict[str, Any] = {"epochs": 3, "lr": 0.02, "normalize": "photos"}
-    client = ls.Client(fresh, images, labels, defences=[DEFENCES["precode"]()], **settings)
+    client = lm.Client(fresh, images, labels, defences=[DEFENCES["precode"]()], **settings)
     sent = client.train()
     assert "fc2.encoder.weight" in sent.protocol.distorted
     found = {}
@@ -214,21 +214,21 @@ def test_an_attack_that_ignores_what_was_falsified_sees_more(photos: ls.data.Dat
         protocol = sent.protocol.model_copy(update={"distorted": distorted})
         attack = papers.ig(60, lr=1.0, tv=0.005, sign=False)
         told = attack.run(client.model, replace(sent, protocol=protocol), labels=labels)
-        found[bool(distorted)] = ls.measure.images(told.images, images).psnr.mean().item()
+        found[bool(distorted)] = lm.measure.images(told.images, images).psnr.mean().item()
     assert found[True] > found[False] + 3, found
 
 
-def test_labels_of_a_sparse_update_are_read_from_the_rows(photos: ls.data.Dataset) -> None:
+def test_labels_of_a_sparse_update_are_read_from_the_rows(photos: lm.data.Dataset) -> None:
     """The bias keeps one entry in five: two of eight."""
     right = []
     for seed in range(4):
         some = torch.randperm(len(photos), generator=torch.Generator().manual_seed(seed))[:8]
         images, labels = photos.images[some], photos.labels[some]
-        model = ls.models.build("cnn-cifar", classes=photos.classes, seed=seed)
+        model = lm.models.build("cnn-cifar", classes=photos.classes, seed=seed)
         defences = [TopK(keep=0.2)]
-        update = ls.Client(model, images, labels, epochs=5, defences=defences).train()
+        update = lm.Client(model, images, labels, epochs=5, defences=defences).train()
         found = Automatic().recover(Problem.of(model, update, None))
-        right.append(ls.measure.label_accuracy(found, labels))
+        right.append(lm.measure.label_accuracy(found, labels))
     assert sum(right) / len(right) > 0.7, right
 
 
@@ -278,6 +278,6 @@ def test_bytes_are_those_of_one_client_of_a_sum(tmp_path: Path) -> None:
 def test_what_cannot_be_done_is_refused_before_any_work(
     changes: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ls.LeakscopeError, match=says):
+    with pytest.raises(lm.LeakmeterError, match=says):
         run(scenario(**changes), tmp_path / "out")
     assert not (tmp_path / "out").exists()

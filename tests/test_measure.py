@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from torch import Tensor
 
-import leakscope as ls
-from leakscope import LeakscopeError, measure
+import leakmeter as lm
+from leakmeter import LeakmeterError, measure
 from victims import tiny_update
 
 
-def noisy(photos: ls.data.Dataset, count: int) -> tuple[Tensor, Tensor]:
+def noisy(photos: lm.data.Dataset, count: int) -> tuple[Tensor, Tensor]:
     truth = photos.images[:count]
     generator = torch.Generator().manual_seed(0)
     strength = torch.linspace(0.02, 0.3, count).view(-1, 1, 1, 1)
@@ -23,7 +23,7 @@ def noisy(photos: ls.data.Dataset, count: int) -> tuple[Tensor, Tensor]:
     return found.clamp(0, 1), truth
 
 
-def test_scores_agree_with_scikit_image(photos: ls.data.Dataset) -> None:
+def test_scores_agree_with_scikit_image(photos: lm.data.Dataset) -> None:
     found, truth = noisy(photos, 12)
     order = torch.randperm(12, generator=torch.Generator().manual_seed(1))
     scores = measure.images(found[order], truth)
@@ -84,7 +84,7 @@ def test_a_perfect_copy_has_a_finite_score() -> None:
     ],
 )
 def test_shapes_are_checked(found: tuple[int, ...], truth: tuple[int, ...], says: str) -> None:
-    with pytest.raises(LeakscopeError, match=says):
+    with pytest.raises(LeakmeterError, match=says):
         measure.images(torch.zeros(found), torch.zeros(truth))
 
 
@@ -95,7 +95,7 @@ def test_label_accuracy_counts_repeats_and_ignores_order() -> None:
     assert accuracy(torch.tensor([0, 2, 9]), torch.tensor([1, 3, 1])) == 0
 
 
-def test_line_ups_find_good_reconstructions_and_not_noise(photos: ls.data.Dataset) -> None:
+def test_line_ups_find_good_reconstructions_and_not_noise(photos: lm.data.Dataset) -> None:
     found, truth = noisy(photos, 8)
     rest = photos.select(torch.arange(8, len(photos)))
     labels = photos.labels[:8]
@@ -111,7 +111,7 @@ def test_line_ups_find_good_reconstructions_and_not_noise(photos: ls.data.Datase
     ).rate == pytest.approx(0)
 
 
-def test_a_class_without_distractors_meets_the_whole_pool(photos: ls.data.Dataset) -> None:
+def test_a_class_without_distractors_meets_the_whole_pool(photos: lm.data.Dataset) -> None:
     others = photos.select((photos.labels != photos.labels[0]).nonzero().flatten())
     one = measure.reidentify(
         photos.images[:1], photos.images[:1], photos.labels[:1], others.images, others.labels
@@ -152,7 +152,7 @@ def test_shares_have_wilsons_interval(hits: int, total: int, low: float, high: f
     [(0, 0, "total is 0"), (4, 3, "hits is 4"), (-1, 3, "hits is -1")],
 )
 def test_a_share_needs_trials(hits: int, total: int, says: str) -> None:
-    with pytest.raises(LeakscopeError, match=says):
+    with pytest.raises(LeakmeterError, match=says):
         measure.share(hits, total)
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from leakscope import models
-from leakscope.errors import LeakscopeError
-from leakscope.models.registry import REGISTRY
-from leakscope.models.vit import Attention
+from leakmeter import models
+from leakmeter.errors import LeakmeterError
+from leakmeter.models.registry import REGISTRY
+from leakmeter.models.vit import Attention
 
 
 def conv(inputs: int, outputs: int, kernel: int) -> int:
@@ -237,7 +237,7 @@ def test_describe_is_one_line_with_the_input() -> None:
 
 @pytest.mark.parametrize("call", [models.describe, lambda name: models.build(name, classes=2)])
 def test_unknown_name_suggests_the_nearest(call: Callable[[str], object]) -> None:
-    with pytest.raises(LeakscopeError, match="unknown model 'resnet19': did you mean 'resnet18'"):
+    with pytest.raises(LeakmeterError, match="unknown model 'resnet19': did you mean 'resnet18'"):
         call("resnet19")
 
 
@@ -257,7 +257,7 @@ def test_unknown_name_suggests_the_nearest(call: Callable[[str], object]) -> Non
     ],
 )
 def test_bad_arguments_name_the_field(name: str, arguments: dict[str, int], message: str) -> None:
-    with pytest.raises(LeakscopeError, match=message):
+    with pytest.raises(LeakmeterError, match=message):
         models.build(name, **arguments)
 
 
@@ -382,8 +382,8 @@ def test_own_model_is_seeded_too(source: str) -> None:
 @pytest.mark.usefixtures("nets")
 def test_own_model_errors_name_the_path_and_the_remedy(name: str, message: str) -> None:
     path = list(sys.path)
-    with pytest.raises(LeakscopeError, match=message) as raised:
+    with pytest.raises(LeakmeterError, match=message) as raised:
         models.build(name, classes=5)
     assert str(raised.value).startswith(f"model {name!r}: ")
     assert sys.path == path
-    assert "leakscope_user_half" not in sys.modules
+    assert "leakmeter_user_half" not in sys.modules

@@ -20,8 +20,8 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.job_config.api import FedJob
 from nvflare.job_config.defs import FilterType
 
-import leakscope as ls
-from leakscope.integrations.nvflare import RecordingFilter
+import leakmeter as lm
+from leakmeter.integrations.nvflare import RecordingFilter
 from victims import same_bits, tiny_update
 
 UPDATE = tiny_update()
@@ -71,14 +71,14 @@ def test_weights_and_differences_are_recorded(kind: str, tmp_path: Path) -> None
     assert all((from_shareable(passed).data[name] == untouched[name]).all() for name in untouched)
     (path,) = tmp_path.glob("*/*")
     assert path.relative_to(tmp_path) == Path("round-0003/client-site-1.safetensors")
-    update, honest = ls.Update.load(path), tiny_update()
+    update, honest = lm.Update.load(path), tiny_update()
     assert same_bits(dict(sorted(update.before.items())), dict(sorted(honest.before.items())))
     assert update.after is not None
     assert honest.after is not None
     for name, tensor in honest.after.items():
         torch.testing.assert_close(update.after[name], tensor)
     assert update.num_examples == 3
-    assert update.protocol == ls.Protocol(lr=0.05, classes=5)
+    assert update.protocol == lm.Protocol(lr=0.05, classes=5)
 
 
 @pytest.mark.parametrize("options", [{"every": 2}, {"clients": ["site-2"]}], ids=str)
@@ -109,7 +109,7 @@ def test_what_cannot_be_recorded_does_not_stop_the_client(
 ) -> None:
     assert exchange(task(turn), reply, folder=str(tmp_path)) is reply
     assert list(tmp_path.iterdir()) == []
-    found = [r for r in caplog.records if r.name == "leakscope" and r.levelno >= logging.WARNING]
+    found = [r for r in caplog.records if r.name == "leakmeter" and r.levelno >= logging.WARNING]
     assert len(found) == warnings
 
 
@@ -124,7 +124,7 @@ def test_a_job_carries_the_settings(tmp_path: Path) -> None:
     for chain in ("task_data_filters", "task_result_filters"):
         ((only,),) = (entry["filters"] for entry in config[chain])
         module, _, name = only["path"].rpartition(".")
-        assert (module, name) == ("leakscope.integrations.nvflare", "RecordingFilter")
+        assert (module, name) == ("leakmeter.integrations.nvflare", "RecordingFilter")
         made = RecordingFilter(**only["args"])
         assert (made.folder, made.every, made.protocol) == ("/records", 5, recorder.protocol)
 
@@ -134,12 +134,12 @@ def test_nvflare_stays_optional() -> None:
 import sys
 sys.modules["nvflare"] = None
 try:
-    import leakscope.integrations.nvflare
+    import leakmeter.integrations.nvflare
 except ValueError as error:
     print(type(error).__name__, error)
 """
     done = subprocess.run(
         [sys.executable, "-c", script], check=True, capture_output=True, text=True
     )
-    assert done.stdout.startswith("LeakscopeError")
+    assert done.stdout.startswith("LeakmeterError")
     assert "pip install 'nvflare>=2.9'" in done.stdout

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import leakscope as ls
-from leakscope import LeakscopeError, papers
-from leakscope.attack.problem import Problem
+import leakmeter as lm
+from leakmeter import LeakmeterError, papers
+from leakmeter.attacks.problem import Problem
 from victims import examples
 
 
@@ -68,7 +68,7 @@ OWN = [WithBatchNorm, WithTiedWeights, WithFrozenParameters, WithFusedAttention]
 def test_own_module(factory: type[nn.Module], shares: str) -> None:
     torch.manual_seed(0)
     model = factory()
-    client = ls.Client(model, *examples(), epochs=2, batch_size=2, lr=0.05)
+    client = lm.Client(model, *examples(), epochs=2, batch_size=2, lr=0.05)
     update = client.train() if shares == "weights" else client.gradient()
     attack = papers.ig(60) if shares == "gradient" else papers.sme(60)
     found = attack.run(model, update)
@@ -84,10 +84,10 @@ def test_batchnorm_in_both_modes(mode: str) -> None:
     torch.manual_seed(0)
     model = WithBatchNorm()
     images, labels = examples()
-    update = ls.Client(model, images, labels, lr=0.05, batchnorm=mode).gradient()
+    update = lm.Client(model, images, labels, lr=0.05, batchnorm=mode).gradient()
     wrong = update.protocol.model_copy(update={"batchnorm": "train" if mode == "eval" else "eval"})
     for protocol, explains in ((update.protocol, True), (wrong, False)):
-        told = ls.Update(update.before, None, update.gradient, 3, protocol)
+        told = lm.Update(update.before, None, update.gradient, 3, protocol)
         problem = Problem.of(model, told, None)
         attack = papers.ig(1)
         found = problem.gradient(problem.before, images, labels)
@@ -97,16 +97,16 @@ def test_batchnorm_in_both_modes(mode: str) -> None:
 
 def test_unknown_batchnorm_mode_is_asked_for() -> None:
     model = WithBatchNorm()
-    update = ls.Client(model, *examples(), lr=0.05).gradient()
+    update = lm.Client(model, *examples(), lr=0.05).gradient()
     unknown = update.protocol.model_copy(update={"batchnorm": None})
-    told = ls.Update(update.before, None, update.gradient, 3, unknown)
-    with pytest.raises(LeakscopeError, match=r"protocol\.batchnorm .*--batchnorm"):
+    told = lm.Update(update.before, None, update.gradient, 3, unknown)
+    with pytest.raises(LeakmeterError, match=r"protocol\.batchnorm .*--batchnorm"):
         papers.ig(1).run(model, told)
 
 
 def test_double_precision_is_honoured() -> None:
     model = WithTiedWeights().double()
-    update = ls.Client(model, *examples(), epochs=2, lr=0.05).train()
+    update = lm.Client(model, *examples(), epochs=2, lr=0.05).train()
     found = papers.sme(3).run(model, update)
     assert found.images.dtype == torch.float64
 
@@ -116,6 +116,6 @@ def test_accelerators(device: str) -> None:
     if not getattr(torch, device).is_available():
         pytest.skip(f"no {device} here")
     model = WithBatchNorm().to(device)
-    update = ls.Client(model, *examples(), epochs=2, lr=0.05).train()
+    update = lm.Client(model, *examples(), epochs=2, lr=0.05).train()
     found = papers.sme(30).run(model, update)
     assert found.history["match"][-1] < found.history["match"][0]

@@ -13,22 +13,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import leakscope as ls
-from leakscope import LeakscopeError
-from leakscope.attack.problem import Problem
-from leakscope.federated import federate
-from leakscope.federated.defences.accounting import ORDERS, gaussian, sampled_gaussian
-from leakscope.federated.defences.base import Defence
-from leakscope.federated.defences.compress import TopK
-from leakscope.federated.defences.dp import DPSGD
-from leakscope.federated.defences.dropout import GradientDropout
-from leakscope.federated.defences.noise import UpdateNoise
-from leakscope.federated.defences.parts import Freeze, LoRA
-from leakscope.federated.defences.precode import Precode
-from leakscope.federated.defences.soteria import Soteria
-from leakscope.federated.local import Training, make_optimizer, set_mode, train_locally
-from leakscope.state import State
-from leakscope.update import Protocol
+import leakmeter as lm
+from leakmeter import LeakmeterError
+from leakmeter.attacks.problem import Problem
+from leakmeter.federated import federate
+from leakmeter.federated.defences.accounting import ORDERS, gaussian, sampled_gaussian
+from leakmeter.federated.defences.base import Defence
+from leakmeter.federated.defences.compress import TopK
+from leakmeter.federated.defences.dp import DPSGD
+from leakmeter.federated.defences.dropout import GradientDropout
+from leakmeter.federated.defences.noise import UpdateNoise
+from leakmeter.federated.defences.parts import Freeze, LoRA
+from leakmeter.federated.defences.precode import Precode
+from leakmeter.federated.defences.soteria import Soteria
+from leakmeter.federated.local import Training, make_optimizer, set_mode, train_locally
+from leakmeter.state import State
+from leakmeter.update import Protocol
 from victims import CLIENTS, examples, same_bits, tiny
 
 pytest.importorskip("opacus")
@@ -42,19 +42,19 @@ WIDE = 1e6
 
 def trained(
     *defences: Defence, model: nn.Module | None = None, count: int = 4, **settings: Any
-) -> ls.Update:
+) -> lm.Update:
     settings = {"lr": 0.05} | settings
     given = examples(count=count)
-    return ls.Client(
+    return lm.Client(
         tiny() if model is None else model, *given, defences=defences, **settings
     ).train()
 
 
-def movement(update: ls.Update) -> State:
+def movement(update: lm.Update) -> State:
     return update.observed(list(update.before))
 
 
-def flat(update: ls.Update) -> Tensor:
+def flat(update: lm.Update) -> Tensor:
     return torch.cat([tensor.flatten().double() for tensor in movement(update).values()])
 
 
@@ -111,7 +111,7 @@ def test_dropout_stays_off_and_unused_weights_are_no_trouble() -> None:
 def test_empty_batches_are_steps_with_noise_only() -> None:
     steps: list[State] = []
     images, labels = examples(count=2)
-    client = ls.Client(
+    client = lm.Client(
         Careless(), images, labels, epochs=20, batch_size=1, lr=0.05, defences=[DPSGD(noise=0)]
     )
     client.train(on_step=steps.append)
@@ -119,7 +119,7 @@ def test_empty_batches_are_steps_with_noise_only() -> None:
     still = [same_bits(a, b) for a, b in itertools.pairwise(steps)]
     # A batch is empty with probability a quarter.
     assert 3 <= sum(still) <= 18
-    noisy = ls.Client(Careless(), images, labels, epochs=20, batch_size=1, defences=[DPSGD()])
+    noisy = lm.Client(Careless(), images, labels, epochs=20, batch_size=1, defences=[DPSGD()])
     steps.clear()
     noisy.train(on_step=steps.append)
     assert not any(same_bits(a, b) for a, b in itertools.pairwise(steps))
@@ -136,7 +136,7 @@ def test_no_example_moves_the_update_by_more_than_its_share() -> None:
     other[2] = 1 - other[2]
 
     def sent(given: Tensor, *defences: Defence) -> Tensor:
-        return flat(ls.Client(tiny(), given, labels, lr=lr, defences=defences).train())
+        return flat(lm.Client(tiny(), given, labels, lr=lr, defences=defences).train())
 
     private = DPSGD(clip=clip, noise=0)
     change = (sent(images, private) - sent(other, private)).norm()
@@ -203,7 +203,7 @@ def test_nothing_is_left_on_the_model() -> None:
         ]
         return [modules, list(model.state_dict()), [set(vars(p)) for p in model.parameters()]]
 
-    for model in (tiny(), ls.models.build("vit-a", classes=5, channels=1, size=28)):
+    for model in (tiny(), lm.models.build("vit-a", classes=5, channels=1, size=28)):
         size = 12 if isinstance(model, nn.Sequential) else 28
         model.eval()
         was = traces(model)
@@ -221,19 +221,19 @@ def test_nothing_is_left_on_the_model() -> None:
 
 @pytest.mark.parametrize("name", ["vit-a", "cnn-cifar"])
 def test_larger_networks_are_clipped_right(name: str) -> None:
-    model = ls.models.build(name, classes=5, channels=1, size=28)
+    model = lm.models.build(name, classes=5, channels=1, size=28)
     given = examples(count=2, size=28)
-    plain = ls.Client(model, *given, lr=0.05).train()
-    private = ls.Client(model, *given, lr=0.05, defences=[DPSGD(clip=WIDE, noise=0)]).train()
+    plain = lm.Client(model, *given, lr=0.05).train()
+    private = lm.Client(model, *given, lr=0.05, defences=[DPSGD(clip=WIDE, noise=0)]).train()
     assert (flat(private) - flat(plain)).norm() < 1e-4 * flat(plain).norm()
 
 
 def test_several_answers_per_example_count_as_one_example() -> None:
-    model = ls.models.text.build(20, width=8)
+    model = lm.models.text.build(20, width=8)
     tokens = torch.randint(20, (3, 6), generator=torch.Generator().manual_seed(0))
-    given: dict[str, Any] = {"lr": 0.05, "normalize": ls.models.text.NORMALIZE}
-    plain = ls.Client(model, model.embed(tokens), tokens, **given).train()
-    private = ls.Client(
+    given: dict[str, Any] = {"lr": 0.05, "normalize": lm.models.text.NORMALIZE}
+    plain = lm.Client(model, model.embed(tokens), tokens, **given).train()
+    private = lm.Client(
         model, model.embed(tokens), tokens, defences=[DPSGD(WIDE, 0)], **given
     ).train()
     torch.testing.assert_close(flat(private), flat(plain), rtol=1e-3, atol=1e-6)
@@ -265,16 +265,16 @@ class Borrowed(nn.Module):
 
 
 def test_what_opacus_cannot_train_is_refused_by_name() -> None:
-    resnet = ls.models.build("resnet8", classes=5, channels=1, size=12)
-    with pytest.raises(LeakscopeError, match=r"bn1 \(BatchNorm2d\).*GroupNorm"):
+    resnet = lm.models.build("resnet8", classes=5, channels=1, size=12)
+    with pytest.raises(LeakmeterError, match=r"bn1 \(BatchNorm2d\).*GroupNorm"):
         trained(DPSGD(), model=resnet)
     for module in resnet.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.requires_grad_(False)
     trained(DPSGD(), model=resnet)
-    with pytest.raises(LeakscopeError, match=r"bn1 \(BatchNorm2d\).*GroupNorm"):
+    with pytest.raises(LeakmeterError, match=r"bn1 \(BatchNorm2d\).*GroupNorm"):
         trained(DPSGD(), model=resnet, batchnorm="train")
-    with pytest.raises(LeakscopeError, match=r"does not see all .* fc\.weight"):
+    with pytest.raises(LeakmeterError, match=r"does not see all .* fc\.weight"):
         trained(DPSGD(), model=Borrowed())
 
 
@@ -282,15 +282,15 @@ def test_what_opacus_cannot_train_is_refused_by_name() -> None:
     "other", [Soteria(), GradientDropout(0.5), Precode(), DPSGD(noise=2.0)], ids=repr
 )
 def test_what_would_spoil_the_guarantee_is_refused(other: Defence) -> None:
-    with pytest.raises(LeakscopeError, match=f"combined with {type(other).__name__}"):
+    with pytest.raises(LeakmeterError, match=f"combined with {type(other).__name__}"):
         trained(other, DPSGD())
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opacus", None)
-    with pytest.raises(LeakscopeError, match="pip install opacus"):
+    with pytest.raises(LeakmeterError, match="pip install opacus"):
         trained(DPSGD())
-    with pytest.raises(LeakscopeError, match="pip install opacus"):
+    with pytest.raises(LeakmeterError, match="pip install opacus"):
         DPSGD().guarantee(Protocol(epochs=1, batch_size=2), 4)
     assert UpdateNoise(1, 1).guarantee(Protocol(), 4) is not None
 
@@ -298,7 +298,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_importing_opacus_leaves_the_log_alone() -> None:
     # In a fresh interpreter: here it has been imported long since.
     program = (
-        "import logging; from leakscope.federated.defences.accounting import opacus; "
+        "import logging; from leakmeter.federated.defences.accounting import opacus; "
         "opacus(); print(logging.root.handlers)"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -11,29 +11,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import leakscope as ls
-from leakscope import report
-from leakscope.audit import Folder, RecordedAudit, run_recorded
-from leakscope.audit.recorded import plan_recorded, truth_of
-from leakscope.audit.scenario import AttackPart
-from leakscope.cli import main
-from leakscope.errors import LeakscopeError
-from leakscope.execution.executors import Cache
-from leakscope.judge import judge
-from leakscope.report.export import as_csv
+import leakmeter as lm
+from leakmeter import report
+from leakmeter.audits import Folder, RecordedAudit, run_recorded
+from leakmeter.audits.recorded import plan_recorded, truth_of
+from leakmeter.audits.scenario import AttackPart
+from leakmeter.cli import main
+from leakmeter.errors import LeakmeterError
+from leakmeter.execution.executors import Cache
+from leakmeter.judge import judge
+from leakmeter.report.export import as_csv
 
 SME = AttackPart(name="sme", options={"iterations": 60})
 
 
 @pytest.fixture
-def recorded(tmp_path: Path, photos: ls.data.Dataset) -> Path:
+def recorded(tmp_path: Path, photos: lm.data.Dataset) -> Path:
     """Two rounds of two clients with three photographs each, and what they had."""
-    model = ls.models.build("cnn-cifar", classes=photos.classes)
+    model = lm.models.build("cnn-cifar", classes=photos.classes)
     for turn in (1, 2):
         for number in (0, 1):
             chosen = slice(3 * number, 3 * number + 3)
             images, labels = photos.images[chosen], photos.labels[chosen]
-            client = ls.Client(model, images, labels, epochs=turn, lr=0.01, normalize="photos")
+            client = lm.Client(model, images, labels, epochs=turn, lr=0.01, normalize="photos")
             folder = tmp_path / "recorded" / f"round-000{turn}"
             folder.mkdir(parents=True, exist_ok=True)
             client.train().save(folder / f"client-{number}.safetensors")
@@ -111,7 +111,7 @@ def test_the_command_line(
 ) -> None:
     monkeypatch.chdir(recorded)
     command = (
-        "leakscope audit recorded --model cnn-cifar --attack sme --option iterations=20 "
+        "leakmeter audit recorded --model cnn-cifar --attack sme --option iterations=20 "
         "--truth truth --distractors photos --processes 1 --out out"
     )
     monkeypatch.setattr(sys, "argv", command.split())
@@ -184,7 +184,7 @@ def test_mistakes_end_in_one_clear_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(recorded)
-    monkeypatch.setattr(sys, "argv", ["leakscope", "audit", *mistake(recorded), "--out", "out"])
+    monkeypatch.setattr(sys, "argv", ["leakmeter", "audit", *mistake(recorded), "--out", "out"])
     with pytest.raises(SystemExit) as end:
         main()
     said = capsys.readouterr().err
@@ -200,7 +200,7 @@ def test_line_ups_need_somebody_else(recorded: Path) -> None:
     request = RecordedAudit(
         folder=recorded / "recorded", model="cnn-cifar", attack=SME, truth=recorded / "truth"
     )
-    with pytest.raises(LeakscopeError, match="--distractors"):
+    with pytest.raises(LeakmeterError, match="--distractors"):
         run_recorded(request, recorded / "out")
 
 
@@ -219,11 +219,11 @@ def test_without_the_truth_trials_are_listed_all_the_same(
     assert len(Folder(recorded / "out").read()[0]) == 2
     for trial in (recorded / "out" / "trials").iterdir():
         shutil.rmtree(trial)
-    with pytest.raises(LeakscopeError, match="no attack is finished yet"):
+    with pytest.raises(LeakmeterError, match="no attack is finished yet"):
         Folder(recorded / "out").read()
 
 
-def test_nobody_stands_in_the_line_up_twice(recorded: Path, photos: ls.data.Dataset) -> None:
+def test_nobody_stands_in_the_line_up_twice(recorded: Path, photos: lm.data.Dataset) -> None:
     request = RecordedAudit(
         folder=recorded / "recorded",
         model="cnn-cifar",
@@ -232,11 +232,11 @@ def test_nobody_stands_in_the_line_up_twice(recorded: Path, photos: ls.data.Data
         distractors="photos",
     )
     had, others = truth_of(Cache(), request, recorded / "truth" / "client-0.npz")
-    assert len(others) == len(ls.data.load("photos", size=32)) - len(had)
+    assert len(others) == len(lm.data.load("photos", size=32)) - len(had)
     near = (others.images[:, None] - had.images).abs().amax((2, 3, 4))
     assert near.min() > 2 / 255
     alone = request.model_copy(update={"distractors": None})
     assert len(truth_of(Cache(), alone, recorded / "truth" / "client-0.npz")[1]) == 3
     grey = request.model_copy(update={"distractors": "faces"})
-    with pytest.raises(LeakscopeError, match="--distractors: images of shape"):
+    with pytest.raises(LeakmeterError, match="--distractors: images of shape"):
         plan_recorded(grey, Cache())

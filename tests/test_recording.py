@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-import leakscope as ls
-from leakscope import LeakscopeError
-from leakscope.recording import Recorder
+import leakmeter as lm
+from leakmeter import LeakmeterError
+from leakmeter.recording import Recorder
 from victims import examples, same_bits, tiny, tiny_update
 
 KNOWN: dict[str, Any] = {"epochs": 2, "batch_size": 3, "lr": 0.05, "classes": 5}
@@ -33,17 +33,17 @@ def step(model: nn.Module) -> None:
 
 def test_a_loop_is_recorded_as_a_client_would_send_it(tmp_path: Path) -> None:
     model, path = tiny(), tmp_path / "new" / "u.safetensors"
-    with ls.record(model, path, num_examples=3, **KNOWN):
+    with lm.record(model, path, num_examples=3, **KNOWN):
         step(model)
-    update = ls.Update.load(path)
-    client = ls.Client(tiny(), *examples(), epochs=2, lr=0.05).train()
+    update = lm.Update.load(path)
+    client = lm.Client(tiny(), *examples(), epochs=2, lr=0.05).train()
     assert same_bits(dict(sorted(update.before.items())), dict(sorted(tiny().state_dict().items())))
     assert update.after is not None
     assert client.after is not None
     for name, tensor in client.after.items():
         torch.testing.assert_close(update.after[name], tensor)
     assert update.num_examples == 3
-    assert update.protocol == ls.Protocol(**KNOWN)
+    assert update.protocol == lm.Protocol(**KNOWN)
 
 
 def test_recording_leaves_the_training_as_it_is(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_recording_leaves_the_training_as_it_is(tmp_path: Path) -> None:
     step(plain)
     torch.manual_seed(3)
     state = torch.get_rng_state()
-    with ls.record(watched, tmp_path / "u.safetensors", num_examples=3):
+    with lm.record(watched, tmp_path / "u.safetensors", num_examples=3):
         step(watched)
     assert same_bits(dict(plain.state_dict()), dict(watched.state_dict()))
     assert torch.equal(torch.get_rng_state(), state)
@@ -61,25 +61,25 @@ def test_recording_leaves_the_training_as_it_is(tmp_path: Path) -> None:
 def test_a_wrapped_model_is_refused_before_it_is_trained(tmp_path: Path, inner: str) -> None:
     wrapped = nn.Module()
     wrapped.add_module(inner, tiny())
-    recording = ls.record(wrapped, tmp_path / "u.safetensors", num_examples=3)
-    with pytest.raises(LeakscopeError, match=rf"record model\.{inner}"), recording:
+    recording = lm.record(wrapped, tmp_path / "u.safetensors", num_examples=3)
+    with pytest.raises(LeakmeterError, match=rf"record model\.{inner}"), recording:
         pytest.fail("the training began")
 
 
 def test_no_normalisation_is_spelt_none(tmp_path: Path) -> None:
     path = tmp_path / "u.safetensors"
-    with ls.record(tiny(), path, num_examples=3, input_shape=(1, 12, 12), normalize="none"):
+    with lm.record(tiny(), path, num_examples=3, input_shape=(1, 12, 12), normalize="none"):
         pass
-    assert ls.Update.load(path).protocol.normalize == ((0.0,), (1.0,))
-    unsaid = ls.record(tiny(), path, num_examples=3, normalize="none")
-    with pytest.raises(LeakscopeError, match="Give input_shape"), unsaid:
+    assert lm.Update.load(path).protocol.normalize == ((0.0,), (1.0,))
+    unsaid = lm.record(tiny(), path, num_examples=3, normalize="none")
+    with pytest.raises(LeakmeterError, match="Give input_shape"), unsaid:
         pytest.fail("the training began")
 
 
 def test_a_loop_that_fails_is_not_recorded(tmp_path: Path) -> None:
     with (
         pytest.raises(ZeroDivisionError),
-        ls.record(tiny(), tmp_path / "u.safetensors", num_examples=3),
+        lm.record(tiny(), tmp_path / "u.safetensors", num_examples=3),
     ):
         raise ZeroDivisionError
     assert list(tmp_path.iterdir()) == []
@@ -97,15 +97,15 @@ def test_what_cannot_be_recorded_is_a_warning_and_training_goes_on(
 
     model, path = tiny(), tmp_path / "u.safetensors"
     if trouble == "disk":
-        monkeypatch.setattr(ls.Update, "save", full)
+        monkeypatch.setattr(lm.Update, "save", full)
     if trouble == "folder":
         (tmp_path / "file").touch()
         path = tmp_path / "file" / "u.safetensors"
-    with ls.record(model, path, num_examples=3):
+    with lm.record(model, path, num_examples=3):
         if trouble == "diverged":
             with torch.no_grad():
                 next(model.parameters()).fill_(torch.nan)
-    (record,) = (entry for entry in caplog.records if entry.name == "leakscope")
+    (record,) = (entry for entry in caplog.records if entry.name == "leakmeter")
     assert record.levelno == logging.WARNING
     says = {"disk": "No space left", "folder": "File exists", "diverged": "NaN or Inf"}
     assert says[trouble] in record.getMessage()
@@ -126,17 +126,17 @@ def test_mistakes_are_told_before_training(
     options: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
     with (
-        pytest.raises(LeakscopeError, match=says),
-        ls.record(tiny(), tmp_path / "u.safetensors", **options),
+        pytest.raises(LeakmeterError, match=says),
+        lm.record(tiny(), tmp_path / "u.safetensors", **options),
     ):
         pytest.fail("trained")
 
 
 def test_a_name_stands_for_the_normalisation_of_a_data_set(tmp_path: Path) -> None:
     path = tmp_path / "u.safetensors"
-    with ls.record(tiny(), path, num_examples=3, normalize="mnist"):
+    with lm.record(tiny(), path, num_examples=3, normalize="mnist"):
         pass
-    assert ls.Update.load(path).protocol.normalize == ls.data.normalization("mnist")
+    assert lm.Update.load(path).protocol.normalize == lm.data.normalization("mnist")
 
 
 def test_a_recorder_names_files_by_round_and_client(tmp_path: Path) -> None:
@@ -163,16 +163,16 @@ def test_an_update_from_two_files(before: str, after: str, tmp_path: Path) -> No
     assert update.after is not None
     first = write(update.before, tmp_path / f"before{before}")
     second = write(update.after, tmp_path / f"after{after}")
-    made = ls.update_from_files(first, second, num_examples=3, **KNOWN)
+    made = lm.update_from_files(first, second, num_examples=3, **KNOWN)
     assert made.tensors.keys() == update.tensors.keys()
     assert all(torch.equal(made.tensors[name], update.tensors[name]) for name in update.tensors)
-    assert (made.num_examples, made.protocol) == (3, ls.Protocol(**KNOWN))
+    assert (made.num_examples, made.protocol) == (3, lm.Protocol(**KNOWN))
 
 
 def test_a_state_dict_of_parameters_and_buffers_is_read(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     torch.save(OrderedDict(model.state_dict(keep_vars=True)), tmp_path / "a.pt")
-    made = ls.update_from_files(tmp_path / "a.pt", tmp_path / "a.pt", num_examples=1)
+    made = lm.update_from_files(tmp_path / "a.pt", tmp_path / "a.pt", num_examples=1)
     made.check(model)
     assert not any(tensor.requires_grad for tensor in made.tensors.values())
 
@@ -197,8 +197,8 @@ def test_hostile_pickles_are_refused_and_do_nothing(how: str, suffix: str, tmp_p
         torch.save({"weight": torch.zeros(2), "more": Hostile(trap)}, path)
     else:
         torch.save(Hostile(trap), path, _use_new_zipfile_serialization=how == "torch")
-    with pytest.raises(LeakscopeError, match=r"bad\.") as caught:
-        ls.update_from_files(path, path, num_examples=1)
+    with pytest.raises(LeakmeterError, match=r"bad\.") as caught:
+        lm.update_from_files(path, path, num_examples=1)
     assert "weights_only" not in str(caught.value)
     assert not trap.exists()
 
@@ -216,8 +216,8 @@ def test_hostile_pickles_are_refused_and_do_nothing(how: str, suffix: str, tmp_p
 )
 def test_files_that_hold_something_else(content: object, says: str, tmp_path: Path) -> None:
     torch.save(content, tmp_path / "odd.pt")
-    with pytest.raises(LeakscopeError, match=says):
-        ls.update_from_files(tmp_path / "odd.pt", tmp_path / "odd.pt", num_examples=1)
+    with pytest.raises(LeakmeterError, match=says):
+        lm.update_from_files(tmp_path / "odd.pt", tmp_path / "odd.pt", num_examples=1)
 
 
 def test_damaged_and_absent_files(tmp_path: Path) -> None:
@@ -226,9 +226,9 @@ def test_damaged_and_absent_files(tmp_path: Path) -> None:
     path = tmp_path / "cut.pt"
     for length in (0, 10, 1000, len(buffer.getvalue()) - 1):
         path.write_bytes(buffer.getvalue()[:length])
-        with pytest.raises(LeakscopeError, match="damaged"):
-            ls.update_from_files(path, path, num_examples=1)
-    with pytest.raises(LeakscopeError, match="cannot read"):
-        ls.update_from_files(tmp_path / "none.pt", path, num_examples=1)
-    with pytest.raises(LeakscopeError, match="cannot read"):
-        ls.update_from_files(tmp_path, path, num_examples=1)
+        with pytest.raises(LeakmeterError, match="damaged"):
+            lm.update_from_files(path, path, num_examples=1)
+    with pytest.raises(LeakmeterError, match="cannot read"):
+        lm.update_from_files(tmp_path / "none.pt", path, num_examples=1)
+    with pytest.raises(LeakmeterError, match="cannot read"):
+        lm.update_from_files(tmp_path, path, num_examples=1)

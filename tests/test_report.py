@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from leakscope import data, report
-from leakscope.attack.reconstruction import Reconstruction
-from leakscope.errors import LeakscopeError
-from leakscope.judge import ConfigurationResult, Evidence, Provenance, Truth, judge, strongest_first
-from leakscope.measure import Finding, Scores, interval, measure
-from leakscope.report.gallery import SHOWN, exhibits, picture
-from leakscope.update import Protocol
+from leakmeter import data, report
+from leakmeter.attacks.reconstruction import Reconstruction
+from leakmeter.errors import LeakmeterError
+from leakmeter.judge import ConfigurationResult, Evidence, Provenance, Truth, judge, strongest_first
+from leakmeter.measure import Finding, Scores, interval, measure
+from leakmeter.report.gallery import SHOWN, exhibits, picture
+from leakmeter.update import Protocol
 
 ATTACK = "<script>window.injected = true</script>"
 
@@ -36,13 +36,13 @@ PROTOCOL = Protocol(
 
 PROVENANCE = Provenance(
     title="Updates of the photo client",
-    command="leakscope audit examples/photos.yaml --out out",
+    command="leakmeter audit examples/photos.yaml --out out",
     scenario="model: cnn-cifar\ndata: photos\nseed: 0\n",
     model="cnn-cifar",
     parameters=1_731_232,
     data="photos",
     class_names=PHOTOS.class_names,
-    versions={"leakscope": "0.1.0", "python": "3.11.2", "torch": "2.13.0", "platform": "Linux"},
+    versions={"leakmeter": "0.1.0", "python": "3.11.2", "torch": "2.13.0", "platform": "Linux"},
     date="2025-11-16T04:00:00+00:00",
 )
 
@@ -427,7 +427,7 @@ def test_an_attack_may_have_any_name(name: str) -> None:
 
 
 def test_no_evidence_is_refused() -> None:
-    with pytest.raises(LeakscopeError, match="evidence is empty"):
+    with pytest.raises(LeakmeterError, match="evidence is empty"):
         render([], PROVENANCE)
 
 
@@ -443,5 +443,5 @@ def test_write_replaces_whole_files(tmp_path: Path) -> None:
 def test_write_says_where_it_cannot(tmp_path: Path) -> None:
     run = sample(count=1)
     results = judge([run], PROVENANCE)
-    with pytest.raises(LeakscopeError, match=r"cannot write .*nowhere"):
+    with pytest.raises(LeakmeterError, match=r"cannot write .*nowhere"):
         report.write(results, [run], PROVENANCE, tmp_path / "nowhere" / "report.html")

@@ -16,9 +16,9 @@ import torch
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from leakscope import data
-from leakscope.judge import Evidence, Provenance, judge
-from leakscope.report import write
+from leakmeter import data
+from leakmeter.judge import Evidence, Provenance, judge
+from leakmeter.report import write
 from test_report import ATTACK, PROVENANCE, sample, scored, two_attacks
 from test_report_matrix import configured, pictured, provenance, row, utility
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from leakscope.errors import LeakscopeError
-from leakscope.federated.defences.base import Guarantee
-from leakscope.judge import (
+from leakmeter.errors import LeakmeterError
+from leakmeter.federated.defences.base import Guarantee
+from leakmeter.judge import (
     IGNORED,
     Configuration,
     Evidence,
@@ -21,11 +21,11 @@ from leakscope.judge import (
     judge,
     strongest_first,
 )
-from leakscope.judge.evidence import grouped
-from leakscope.judge.words import learns, promise, size
-from leakscope.report.facts import attack_methods, defence_methods
-from leakscope.report.frontier import Point, Rectangle, placed, unbeaten
-from leakscope.report.gallery import exhibits
+from leakmeter.judge.evidence import grouped
+from leakmeter.judge.words import learns, promise, size
+from leakmeter.report.facts import attack_methods, defence_methods
+from leakmeter.report.frontier import Point, Rectangle, placed, unbeaten
+from leakmeter.report.gallery import exhibits
 from test_report import ATTACK, PROVENANCE, picked_out, render, sample, scored, text_of, verdict
 
 
@@ -196,7 +196,7 @@ def test_nothing_broken_is_never_called_safe() -> None:
 
 
 def test_evidence_of_an_unknown_configuration_is_refused() -> None:
-    with pytest.raises(LeakscopeError, match=r"configuration 'lora', but .* only 'none'"):
+    with pytest.raises(LeakmeterError, match=r"configuration 'lora', but .* only 'none'"):
         judge([configured(scored(1, 2), "lora")], PROVENANCE)
 
 
@@ -454,7 +454,7 @@ def test_first_screen_shows_the_leak_and_the_same_image_protected(page: str) -> 
 
 
 def test_large_audits_show_compressed_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leakscope.report.gallery.MOST_LOSSLESS", 1)
+    monkeypatch.setattr("leakmeter.report.gallery.MOST_LOSSLESS", 1)
     runs, about = pictured()
     page = render(runs, about)
     assert "data:image/webp;base64," in page

@@ -16,12 +16,12 @@ import pytest
 from pydantic import BaseModel
 from rich.console import Console
 
-from leakscope.errors import LeakscopeError
-from leakscope.federated.defences.base import Guarantee
-from leakscope.judge import Evidence, Provenance, Results, judge
-from leakscope.measure import Interval, difference, excess, share
-from leakscope.report import compare, show_comparison, write_results
-from leakscope.report.export import PER_IMAGE, table
+from leakmeter.errors import LeakmeterError
+from leakmeter.federated.defences.base import Guarantee
+from leakmeter.judge import Evidence, Provenance, Results, judge
+from leakmeter.measure import Interval, difference, excess, share
+from leakmeter.report import compare, show_comparison, write_results
+from leakmeter.report.export import PER_IMAGE, table
 from test_report import PROVENANCE, sample, scored
 from test_report_matrix import audit, configured, row, utility
 
@@ -183,7 +183,7 @@ FIRST = ("configurations", 0, "attacks", 0)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("version", 2), r"version is 2, this leakscope reads 1: run the audit again"),
+        (("version", 2), r"version is 2, this leakmeter reads 1: run the audit again"),
         (("parameters", "many"), r"parameters: input should be a valid integer"),
         (("colour", "red"), r"colour: unknown field"),
         (("configurations", 0, "level", "safe"), r"configurations\.0\.level: unknown value 'safe'"),
@@ -196,7 +196,7 @@ FIRST = ("configurations", 0, "attacks", 0)
 def test_broken_fields_are_named(change: tuple[Any, ...], message: str, tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     broken(path, *change)
-    with pytest.raises(LeakscopeError, match=message) as caught:
+    with pytest.raises(LeakmeterError, match=message) as caught:
         Results.load(path)
     assert str(path) in str(caught.value)
 
@@ -214,14 +214,14 @@ def test_broken_fields_are_named(change: tuple[Any, ...], message: str, tmp_path
 def test_other_files_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     path.write_bytes(content)
-    with pytest.raises(LeakscopeError, match=message):
+    with pytest.raises(LeakmeterError, match=message):
         Results.load(path)
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(LeakscopeError, match=r"cannot read .*results\.json"):
+    with pytest.raises(LeakmeterError, match=r"cannot read .*results\.json"):
         Results.load(tmp_path)
-    with pytest.raises(LeakscopeError, match=r"cannot write .*results\.json"):
+    with pytest.raises(LeakmeterError, match=r"cannot write .*results\.json"):
         write_results(results(scored(1, 2)), tmp_path / "nowhere")
 
 

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-import leakscope as ls
-from leakscope import papers
-from leakscope.attack.distance import Cosine
-from leakscope.attack.problem import Problem
-from leakscope.attack.replay import replay
-from leakscope.attack.retrace import END, Retrace, quadrature
-from leakscope.attack.simulation import Simulation, coarse
-from leakscope.attack.solver import Moment, Phase
-from leakscope.attack.trajectory import Line
+import leakmeter as lm
+from leakmeter import papers
+from leakmeter.attacks.distance import Cosine
+from leakmeter.attacks.problem import Problem
+from leakmeter.attacks.replay import replay
+from leakmeter.attacks.retrace import END, Retrace, quadrature
+from leakmeter.attacks.simulation import Simulation, coarse
+from leakmeter.attacks.solver import Moment, Phase
+from leakmeter.attacks.trajectory import Line
 from victims import CLIENTS, examples, tiny, tiny_update
 
 DUE = Retrace().every // 3
@@ -56,7 +56,7 @@ def test_on_the_true_data_a_node_per_step_predicts_the_update(name: str) -> None
     """
     model, (images, labels) = tiny().double(), examples()
     images = images.double()
-    update = ls.Client(model, images, labels, epochs=5, **CLIENTS[name]).train()
+    update = lm.Client(model, images, labels, epochs=5, **CLIENTS[name]).train()
     problem = Problem.of(model, update, None)
     retrace = Retrace(nodes=5, damping=0.0)
     phase = begun(retrace, problem, images, labels, at(DUE))
@@ -70,7 +70,7 @@ def test_on_the_true_data_a_node_per_step_predicts_the_update(name: str) -> None
 def test_three_nodes_come_close(name: str) -> None:
     model, (images, labels) = tiny(), examples()
     settings = {**CLIENTS[name], "lr": CLIENTS[name]["lr"] / 50}
-    update = ls.Client(model, images, labels, epochs=30, **settings).train()
+    update = lm.Client(model, images, labels, epochs=30, **settings).train()
     problem = Problem.of(model, update, None)
     gaps = []
     for nodes in (1, 3):
@@ -93,7 +93,7 @@ def test_long_steps_go_as_far_as_the_client(name: str, reduction: str) -> None:
     model, (images, labels) = tiny().double(), examples(1)
     images, labels = images.double().expand(3, -1, -1, -1), labels.expand(3)
     settings = {**SUMS[name], "lr": 1e-7, "reduction": reduction}
-    update = ls.Client(model, images, labels, epochs=4, batch_size=1, **settings).train()
+    update = lm.Client(model, images, labels, epochs=4, batch_size=1, **settings).train()
     problem = Problem.of(model, update, None)
     for strides in (3, 100):
         long = coarse(problem, images, labels, strides)
@@ -107,7 +107,7 @@ def test_in_the_end_the_true_data_predict_the_update(name: str) -> None:
     model, (images, labels) = tiny().double(), examples()
     images = images.double()
     settings = {**SUMS[name], "lr": SUMS[name]["lr"] / 50}
-    update = ls.Client(model, images, labels, epochs=30, **settings).train()
+    update = lm.Client(model, images, labels, epochs=30, **settings).train()
     problem = Problem.of(model, update, None)
     retrace = Retrace(unroll=7, strides=8)
     phase = begun(retrace, problem, images, labels, at(7))
@@ -125,7 +125,7 @@ def test_in_the_end_the_true_data_predict_the_update(name: str) -> None:
 def test_the_end_is_differentiated_through() -> None:
     """Its slope is nearer to that of the whole training than the slope on a fixed path."""
     model, (images, labels) = tiny(), examples()
-    update = ls.Client(model, images, labels, epochs=30, lr=0.02).train()
+    update = lm.Client(model, images, labels, epochs=30, lr=0.02).train()
     problem = Problem.of(model, update, None)
     x = images + 0.1 * torch.randn(images.shape, generator=torch.Generator().manual_seed(2))
     compare = Cosine().against(problem)
@@ -162,7 +162,7 @@ def test_replays_come_at_their_interval() -> None:
 
 
 def test_in_the_end_replays_come_three_times_as_often() -> None:
-    update = ls.Client(tiny(), *examples(), epochs=2, lr=0.001).train()
+    update = lm.Client(tiny(), *examples(), epochs=2, lr=0.001).train()
     problem = Problem.of(tiny(), update, None)
     retrace = Retrace(every=7, unroll=4)
     phase = Phase()
@@ -180,7 +180,7 @@ def test_the_end_is_compared_with_the_mean_of_several_orders() -> None:
     retrace = Retrace(every=1, unroll=0)
     one, mean = 0.0, 0.0
     for seed in range(60):
-        client = ls.Client(model, images, labels, epochs=10, batch_size=4, lr=0.001, seed=seed)
+        client = lm.Client(model, images, labels, epochs=10, batch_size=4, lr=0.001, seed=seed)
         problem = Problem.of(model, client.train(), None)
         compare = Cosine().against(problem)
         phase = begun(retrace, problem, images, labels, Moment(seed, range(1)))
@@ -189,9 +189,9 @@ def test_the_end_is_compared_with_the_mean_of_several_orders() -> None:
     assert mean < 0.8 * one
 
 
-def wild_update(**settings: Any) -> ls.Update:
+def wild_update(**settings: Any) -> lm.Update:
     """Of a client whose steps are so long that fewer and longer ones lead elsewhere."""
-    return ls.Client(tiny(), *examples(), epochs=30, **{"lr": 0.1, **settings}).train()
+    return lm.Client(tiny(), *examples(), epochs=30, **{"lr": 0.1, **settings}).train()
 
 
 @pytest.mark.parametrize("changed", [{}, {"lr": 1e30}])
@@ -229,7 +229,7 @@ def test_an_end_that_has_begun_goes_on() -> None:
 
 def test_where_time_is_short_all_parts_of_the_schedule_come() -> None:
     """They go by the place on it, replays by the iterations that are really done."""
-    update = ls.Client(tiny(), *examples(), epochs=4, lr=0.001).train()
+    update = lm.Client(tiny(), *examples(), epochs=4, lr=0.001).train()
     problem = Problem.of(tiny(), update, None)
     retrace = Retrace(grow=20, unroll=60)
     found = [
@@ -255,20 +255,20 @@ def test_noise_is_not_replayed() -> None:
 def test_what_retrace_must_know() -> None:
     update = tiny_update()
     unknown = replace(update, protocol=update.protocol.model_copy(update={"epochs": None}))
-    with pytest.raises(ls.LeakscopeError, match="epochs"):
+    with pytest.raises(lm.LeakmeterError, match="epochs"):
         papers.retrace(2).run(tiny(), unknown)
-    with pytest.raises(ls.LeakscopeError, match="use ig"):
-        papers.retrace(2).run(tiny(), ls.Client(tiny(), *examples()).gradient())
+    with pytest.raises(lm.LeakmeterError, match="use ig"):
+        papers.retrace(2).run(tiny(), lm.Client(tiny(), *examples()).gradient())
     assert "epochs" in papers.retrace().needs
 
 
 def test_the_truth_has_the_best_replay_score() -> None:
     model, (images, labels) = tiny(), examples()
-    update = ls.Client(model, images, labels, epochs=10, lr=0.1).train()
+    update = lm.Client(model, images, labels, epochs=10, lr=0.1).train()
     found = papers.sme(50).run(model, update, labels=labels)
     poor = papers.sme(2).run(model, update, labels=labels)
     truth = replace(found, images=images, labels=labels)
-    scores = [ls.replay_score(model, update, each) for each in (poor, found, truth)]
+    scores = [lm.replay_score(model, update, each) for each in (poor, found, truth)]
     assert scores == sorted(scores)
     assert scores[-1] == pytest.approx(1, abs=1e-4)
 
@@ -278,7 +278,7 @@ def test_batches_of_unknown_order_are_predicted_on_the_whole(name: str) -> None:
     """Better than the gradient at the middle of the straight line, where SME begins."""
     model, (images, labels) = tiny(), examples(6)
     settings = {**CLIENTS[name], "lr": CLIENTS[name]["lr"] / 50}
-    update = ls.Client(model, images, labels, epochs=10, batch_size=2, seed=5, **settings).train()
+    update = lm.Client(model, images, labels, epochs=10, batch_size=2, seed=5, **settings).train()
     problem = Problem.of(model, update, None)
     compare = Cosine().against(problem)
     gap = {}
@@ -294,7 +294,7 @@ def test_batches_of_unknown_order_are_predicted_on_the_whole(name: str) -> None:
 def test_summed_losses_have_as_much_decay_as_steps() -> None:
     model, (images, labels) = tiny(), examples(6)
     for reduction in ("mean", "sum"):
-        update = ls.Client(
+        update = lm.Client(
             model,
             images,
             labels,
@@ -316,16 +316,16 @@ def test_the_replay_never_knows_the_order_of_the_examples() -> None:
     model, (images, labels) = tiny(), examples(6)
     scores = []
     for seed in range(4):
-        client = ls.Client(model, images, labels, epochs=5, batch_size=2, lr=0.1, seed=seed)
+        client = lm.Client(model, images, labels, epochs=5, batch_size=2, lr=0.1, seed=seed)
         update = client.train()
         found = replace(papers.ig(1).run(model, update), images=images, labels=labels)
-        scores.append(ls.replay_score(model, update, found))
+        scores.append(lm.replay_score(model, update, found))
     assert max(scores) < 0.99
 
 
 def test_a_replay_that_diverges_leaves_the_straight_line() -> None:
     model, (images, labels) = tiny(), examples()
-    update = ls.Client(model, images, labels, epochs=2, lr=0.1).train()
+    update = lm.Client(model, images, labels, epochs=2, lr=0.1).train()
     wild = replace(update, protocol=update.protocol.model_copy(update={"lr": 1e30}))
     found = papers.retrace(5, every=1).run(model, wild, labels=labels)
     assert found.images.isfinite().all()
@@ -339,5 +339,5 @@ def test_only_what_is_learned_is_reported() -> None:
 def test_what_cannot_be_scored() -> None:
     update = tiny_update()
     found = papers.retrace(1).run(tiny(), update)
-    with pytest.raises(ls.LeakscopeError, match="score a reconstruction of this update"):
-        ls.replay_score(tiny(), update, replace(found, images=found.images[:1]))
+    with pytest.raises(lm.LeakmeterError, match="score a reconstruction of this update"):
+        lm.replay_score(tiny(), update, replace(found, images=found.images[:1]))

@@ -19,20 +19,20 @@ import yaml
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-import leakscope as ls
-from leakscope import LeakscopeError, measure, papers
-from leakscope.attack.adam import Adam
-from leakscope.attack.distance import Cosine
-from leakscope.attack.labels import Counts, _round_to_counts, last_layer
-from leakscope.attack.prior import TotalVariation
-from leakscope.attack.problem import Problem
-from leakscope.attack.trajectory import Line
-from leakscope.audit import Scenario, run
-from leakscope.federated import average, federate
+import leakmeter as lm
+from leakmeter import LeakmeterError, measure, papers
+from leakmeter.attacks.adam import Adam
+from leakmeter.attacks.distance import Cosine
+from leakmeter.attacks.labels import Counts, _round_to_counts, last_layer
+from leakmeter.attacks.prior import TotalVariation
+from leakmeter.attacks.problem import Problem
+from leakmeter.attacks.trajectory import Line
+from leakmeter.audits import Scenario, run
+from leakmeter.federated import average, federate
 from victims import examples, same_bits, tiny, tiny_update
 
 
-def distance_at_the_truth(client: ls.Client, update: ls.Update, model: nn.Module) -> float:
+def distance_at_the_truth(client: lm.Client, update: lm.Update, model: nn.Module) -> float:
     """Cosine distance between the update and the gradient of the client's true images."""
     problem = Problem.of(model, update, None)
     predicted = problem.gradient(problem.before, client.images, client.labels)
@@ -41,7 +41,7 @@ def distance_at_the_truth(client: ls.Client, update: ls.Update, model: nn.Module
 
 def test_weight_decay_is_part_of_the_prediction() -> None:
     model = tiny()
-    client = ls.Client(model, *examples(), lr=0.01, weight_decay=0.1)
+    client = lm.Client(model, *examples(), lr=0.01, weight_decay=0.1)
     assert distance_at_the_truth(client, client.train(), model) < 1e-4
     assert distance_at_the_truth(client, client.gradient(), model) < 1e-6
 
@@ -50,7 +50,7 @@ def test_layers_that_did_not_move_are_not_matched() -> None:
     """The client froze them, the attacker's copy of the model does not say so."""
     frozen = tiny()
     frozen[0].requires_grad_(False)  # type: ignore[index]
-    client = ls.Client(frozen, *examples(), lr=0.01)
+    client = lm.Client(frozen, *examples(), lr=0.01)
     assert distance_at_the_truth(client, client.train(), tiny()) < 1e-4
 
 
@@ -64,24 +64,24 @@ class Normed(nn.Sequential):
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_batchnorm_mode_is_read_from_the_running_statistics(mode: str) -> None:
     model = Normed()
-    client = ls.Client(model, *examples(), lr=0.01, batchnorm=mode)
+    client = lm.Client(model, *examples(), lr=0.01, batchnorm=mode)
     update = client.train()
     bare = update.protocol.model_copy(update={"batchnorm": None})
-    told = ls.Update(update.before, update.after, None, 3, bare)
+    told = lm.Update(update.before, update.after, None, 3, bare)
     assert distance_at_the_truth(client, told, model) < 1e-4
 
 
 def test_batchnorm_mode_may_not_contradict_the_running_statistics() -> None:
-    update = ls.Client(Normed(), *examples(), lr=0.01, batchnorm="train").train()
+    update = lm.Client(Normed(), *examples(), lr=0.01, batchnorm="train").train()
     wrong = update.protocol.model_copy(update={"batchnorm": "eval"})
-    with pytest.raises(LeakscopeError, match="running statistics moved"):
-        papers.ig(1).run(Normed(), ls.Update(update.before, update.after, None, 3, wrong))
+    with pytest.raises(LeakmeterError, match="running statistics moved"):
+        papers.ig(1).run(Normed(), lm.Update(update.before, update.after, None, 3, wrong))
 
 
 def test_a_single_image_in_a_train_mode_batch_is_refused() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(144, 8), nn.BatchNorm1d(8), nn.Linear(8, 5))
-    client = ls.Client(model, *examples(), batch_size=2, lr=0.1, batchnorm="train")
-    with pytest.raises(LeakscopeError, match="batch_size"):
+    client = lm.Client(model, *examples(), batch_size=2, lr=0.1, batchnorm="train")
+    with pytest.raises(LeakmeterError, match="batch_size"):
         client.train()
 
 
@@ -101,7 +101,7 @@ def test_the_layer_that_makes_the_logits_is_found_wherever_it_is_registered() ->
     model = TwoHeads()
     images, _ = examples()
     labels = torch.tensor([2, 3, 2])
-    update = ls.Client(model, images, labels, lr=0.1).train()
+    update = lm.Client(model, images, labels, lr=0.1).train()
     assert sorted(papers.ig(1).run(model, update).labels.tolist()) == [2, 2, 3]
 
 
@@ -118,14 +118,14 @@ def test_scaled_logits_are_traced_to_the_last_layer_of_their_width() -> None:
 
     torch.manual_seed(0)
     model = Scaled()
-    update = ls.Client(model, *examples(), lr=0.1).train()
+    update = lm.Client(model, *examples(), lr=0.1).train()
     assert last_layer(Problem.of(model, update, None)).weight == "head.weight"
 
 
 def test_label_smoothing_is_taken_out_of_the_counts() -> None:
     images, _ = examples(count=4)
     labels = torch.zeros(4).long()
-    client = ls.Client(tiny(), images, labels, lr=0.01, label_smoothing=0.3)
+    client = lm.Client(tiny(), images, labels, lr=0.01, label_smoothing=0.3)
     problem = Problem.of(tiny(), client.gradient(), None)
     assert Counts().recover(problem).tolist() == [0, 0, 0, 0]
 
@@ -139,15 +139,15 @@ def test_wild_counts_are_rounded_at_once() -> None:
 def test_parameters_that_require_grad_leave_no_graph_behind() -> None:
     update = tiny_update()
     before = {name: t.clone().requires_grad_() for name, t in update.before.items()}
-    live = ls.Update(before, update.after, None, 3, update.protocol)
+    live = lm.Update(before, update.after, None, 3, update.protocol)
     found = papers.sme(2).run(tiny(), live)
     assert not found.images.requires_grad
 
 
 def test_average_rounds_whole_numbers() -> None:
-    def sent(count: int) -> ls.Update:
+    def sent(count: int) -> lm.Update:
         seven = {"n": torch.tensor(7)}
-        return ls.Update(before=seven, after=seven, num_examples=count)
+        return lm.Update(before=seven, after=seven, num_examples=count)
 
     for a in range(1, 20):
         for b in range(1, 20):
@@ -161,10 +161,10 @@ def test_updates_of_another_precision_are_cast_to_the_models(dtype: torch.dtype)
     before, after = (
         {name: t.to(dtype) for name, t in state.items()} for state in (update.before, update.after)
     )
-    other = ls.Update(before, after, None, 3, update.protocol)
+    other = lm.Update(before, after, None, 3, update.protocol)
     assert papers.sme(2).run(tiny(), other).images.dtype == torch.float32
-    with pytest.raises(LeakscopeError, match=r"after/0\.weight is torch\.\w+, before is"):
-        ls.Update(update.before, after, None, 3)
+    with pytest.raises(LeakmeterError, match=r"after/0\.weight is torch\.\w+, before is"):
+        lm.Update(update.before, after, None, 3)
 
 
 @functools.cache
@@ -180,21 +180,21 @@ def test_half_precision_models_can_be_attacked(dtype: torch.dtype, recipe: Any) 
     if dtype == torch.bfloat16 and torch_dies_of_bfloat16():
         pytest.skip("one fully connected layer in bfloat16 kills torch on this machine")
     model = tiny().to(dtype)
-    update = ls.Client(model, *examples(), epochs=2, lr=0.05).train()
+    update = lm.Client(model, *examples(), epochs=2, lr=0.05).train()
     assert recipe(2).run(model, update).images.dtype == dtype
 
 
 def test_num_examples_may_be_numpys() -> None:
     update = tiny_update()
-    same = ls.Update(update.before, update.after, None, np.int64(3))  # type: ignore[arg-type]
+    same = lm.Update(update.before, update.after, None, np.int64(3))  # type: ignore[arg-type]
     assert same.num_examples == 3
     assert isinstance(same.num_examples, int)
 
 
 def test_sizes_that_no_machine_holds_are_refused() -> None:
     update = tiny_update()
-    crowd = ls.Update(update.before, update.after, None, 10**12, update.protocol)
-    with pytest.raises(LeakscopeError, match="num_examples"):
+    crowd = lm.Update(update.before, update.after, None, 10**12, update.protocol)
+    with pytest.raises(LeakmeterError, match="num_examples"):
         papers.ig(1).run(tiny(), crowd)
 
 
@@ -208,15 +208,15 @@ def test_unusable_forwards_are_named(output: str) -> None:
             return logits, logits
 
     update = tiny_update()
-    with pytest.raises(LeakscopeError, match="model"):
+    with pytest.raises(LeakmeterError, match="model"):
         papers.ig(1).run(Odd(*tiny().children()), update)
-    with pytest.raises(LeakscopeError, match="model"):
-        ls.Client(Odd(*tiny().children()), *examples())
+    with pytest.raises(LeakmeterError, match="model"):
+        lm.Client(Odd(*tiny().children()), *examples())
 
 
 def test_line_ups_need_distractors() -> None:
     images, labels = examples()
-    with pytest.raises(LeakscopeError, match="pool"):
+    with pytest.raises(LeakmeterError, match="pool"):
         measure.reidentify(images, images, labels, images[:0], labels[:0])
 
 
@@ -242,7 +242,7 @@ def test_intervals_cover_as_often_as_they_say(count: int) -> None:
     ],
 )
 def test_parts_refuse_nonsense(make: Any) -> None:
-    with pytest.raises(LeakscopeError):
+    with pytest.raises(LeakmeterError):
         make()
 
 
@@ -291,8 +291,8 @@ def test_rounds_of_another_network_are_not_taken_from_the_cache(tmp_path: Path) 
 
 
 def test_an_unwritable_cache_is_named_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LEAKSCOPE_CACHE", "/proc/nowhere")
-    with pytest.raises(LeakscopeError, match="LEAKSCOPE_CACHE"):
+    monkeypatch.setenv("LEAKMETER_CACHE", "/proc/nowhere")
+    with pytest.raises(LeakmeterError, match="LEAKMETER_CACHE"):
         federate(tiny(), [examples()], rounds=1)
 
 
@@ -302,7 +302,7 @@ def test_clients_that_take_everything_leave_no_line_up(tmp_path: Path) -> None:
     writer = np.arange(8) // 4
     np.savez(path, images=images, labels=np.arange(8) % 2, writer=writer)
     client = {"examples": 4, "count": 2, "pick": "writer"}
-    with pytest.raises(LeakscopeError, match="left for line-ups"):
+    with pytest.raises(LeakmeterError, match="left for line-ups"):
         run(
             scenario(model={"name": "mlp"}, data={"source": f"npz:{path}"}, client=client),
             tmp_path / "out",
@@ -310,7 +310,7 @@ def test_clients_that_take_everything_leave_no_line_up(tmp_path: Path) -> None:
 
 
 def test_images_too_small_to_measure_are_refused_before_the_attack(tmp_path: Path) -> None:
-    with pytest.raises(LeakscopeError, match=r"at least 11 pixels"):
+    with pytest.raises(LeakmeterError, match=r"at least 11 pixels"):
         run(scenario(model={"name": "mlp"}, data={"size": 8}), tmp_path / "out")
     assert not list(tmp_path.glob("out/trials/*"))
 
@@ -328,7 +328,7 @@ def test_training_settings_are_checked_in_the_scenario(
 ) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(yaml.safe_dump({"client": client, "attacks": [{"name": "ig"}]}))
-    with pytest.raises(LeakscopeError, match=says) as error:
+    with pytest.raises(LeakmeterError, match=says) as error:
         Scenario.load(path)
     assert len(str(error.value).splitlines()) == 1
 
@@ -342,21 +342,21 @@ def test_a_zipped_bomb_is_not_unpacked(tmp_path: Path) -> None:
         for _ in range(600):
             file.write(bytes(1_000_000))
     was = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(LeakscopeError, match="holds more"):
-        ls.data.load(f"mnist:{tmp_path}")
+    with pytest.raises(LeakmeterError, match="holds more"):
+        lm.data.load(f"mnist:{tmp_path}")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - was < 300_000
 
 
 def test_a_deep_header_is_refused(tmp_path: Path) -> None:
     for text in ("[" * 100_000, '{"version": ' + "9" * 5000 + "}"):
         path = tmp_path / "deep.safetensors"
-        save_file({"before/w": torch.zeros(1)}, path, metadata={"leakscope.update": text})
-        with pytest.raises(LeakscopeError, match="header"):
-            ls.Update.load(path)
+        save_file({"before/w": torch.zeros(1)}, path, metadata={"leakmeter.update": text})
+        with pytest.raises(LeakmeterError, match="header"):
+            lm.Update.load(path)
 
 
 def test_replaced_parts_keep_their_checks() -> None:
-    with pytest.raises(LeakscopeError):
+    with pytest.raises(LeakmeterError):
         replace(Adam(lr=1.0, iterations=3), iterations=0)
 
 
@@ -373,10 +373,10 @@ def test_a_damaged_file_in_the_output_is_made_again(
 
 
 def test_modules_are_not_state_dicts() -> None:
-    with pytest.raises(LeakscopeError, match="before must be a state dict"):
-        ls.Update(before=tiny(), after=tiny(), num_examples=3)  # type: ignore[arg-type]
+    with pytest.raises(LeakmeterError, match="before must be a state dict"):
+        lm.Update(before=tiny(), after=tiny(), num_examples=3)  # type: ignore[arg-type]
 
 
 def test_a_file_without_a_function_is_not_a_model() -> None:
-    with pytest.raises(LeakscopeError, match=r"net\.py:FUNCTION"):
-        ls.models.build("net.py", classes=3)
+    with pytest.raises(LeakmeterError, match=r"net\.py:FUNCTION"):
+        lm.models.build("net.py", classes=3)

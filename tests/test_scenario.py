@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from leakscope import LeakscopeError
-from leakscope.audit import Scenario, run
+from leakmeter import LeakmeterError
+from leakmeter.audits import Scenario, run
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.yaml"))
 
@@ -74,7 +74,7 @@ def test_all_mistakes_are_reported_at_once_with_path_and_nearest_name(tmp_path: 
           - {name: ig, options: {iterations: 0}}
         """,
     )
-    with pytest.raises(LeakscopeError) as error:
+    with pytest.raises(LeakmeterError) as error:
         Scenario.load(path)
     lines = str(error.value).splitlines()
     expected = [
@@ -125,5 +125,5 @@ def test_all_mistakes_are_reported_at_once_with_path_and_nearest_name(tmp_path: 
     ],
 )
 def test_unusable_files_are_named(text: str, says: str, tmp_path: Path) -> None:
-    with pytest.raises(LeakscopeError, match=says):
+    with pytest.raises(LeakmeterError, match=says):
         Scenario.load(written(tmp_path, text))

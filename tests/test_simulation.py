@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-import leakscope as ls
-from leakscope import papers
-from leakscope.attack.distance import Cosine
-from leakscope.attack.problem import Problem
-from leakscope.attack.simulation import Simulation
-from leakscope.federated.local import make_optimizer
+import leakmeter as lm
+from leakmeter import papers
+from leakmeter.attacks.distance import Cosine
+from leakmeter.attacks.problem import Problem
+from leakmeter.attacks.simulation import Simulation
+from leakmeter.federated.local import make_optimizer
 from victims import CLIENTS, examples, tiny
 
 
@@ -20,7 +20,7 @@ from victims import CLIENTS, examples, tiny
 def test_the_replay_of_the_true_data_is_the_update(name: str) -> None:
     """With one batch an epoch there is no order to guess, so nothing else can differ."""
     model, (images, labels) = tiny(), examples()
-    update = ls.Client(model, images, labels, epochs=5, **CLIENTS[name]).train()
+    update = lm.Client(model, images, labels, epochs=5, **CLIENTS[name]).train()
     problem = Problem.of(model, update, None)
     for copies, trajectory in ((1, Simulation()), (5, Simulation(per_epoch=True))):
         x = images.repeat(copies, 1, 1, 1)
@@ -35,7 +35,7 @@ def test_recomputing_segments_gives_the_derivative_of_the_whole(name: str) -> No
     """Against torch's own optimiser, differentiated through in one piece, in double precision."""
     model, (images, labels) = tiny().double(), examples()
     images = images.double()
-    update = ls.Client(model, images, labels, epochs=3, batch_size=2, **CLIENTS[name]).train()
+    update = lm.Client(model, images, labels, epochs=3, batch_size=2, **CLIENTS[name]).train()
     problem = Problem.of(model, update, None)
     compare = Cosine().against(problem)
     generator = torch.Generator().manual_seed(3)
@@ -60,7 +60,7 @@ def test_recomputing_segments_gives_the_derivative_of_the_whole(name: str) -> No
 
 def test_learned_labels_get_a_derivative_through_the_replay() -> None:
     model, (images, labels) = tiny(), examples()
-    problem = Problem.of(model, ls.Client(model, images, labels, epochs=2, lr=0.1).train(), None)
+    problem = Problem.of(model, lm.Client(model, images, labels, epochs=2, lr=0.1).train(), None)
     compare = Cosine().against(problem)
     soft = torch.full((3, 5), 0.2)
     slope = grad(lambda y: compare(Simulation().predict(problem, images, y, {})))(soft)
@@ -69,7 +69,7 @@ def test_learned_labels_get_a_derivative_through_the_replay() -> None:
 
 def test_dlfa_averages_the_epochs_after_pairing_them() -> None:
     model, (images, labels) = tiny(), examples()
-    problem = Problem.of(model, ls.Client(model, images, labels, epochs=2, lr=0.1).train(), None)
+    problem = Problem.of(model, lm.Client(model, images, labels, epochs=2, lr=0.1).train(), None)
     shuffled = images[[2, 0, 1]] + 0.02
     merged = Simulation(per_epoch=True).merge(problem, torch.cat([images, shuffled]))
     torch.testing.assert_close(merged, images + 0.01)
@@ -77,9 +77,9 @@ def test_dlfa_averages_the_epochs_after_pairing_them() -> None:
 
 def test_simulations_ask_for_the_protocol() -> None:
     model, (images, labels) = tiny(), examples()
-    update = ls.Client(model, images, labels, epochs=2, lr=0.1).train()
+    update = lm.Client(model, images, labels, epochs=2, lr=0.1).train()
     protocol = update.protocol.model_copy(update={"epochs": None})
-    blind = ls.Update(update.before, update.after, None, 3, protocol)
+    blind = lm.Update(update.before, update.after, None, 3, protocol)
     for name in ("ig_fedavg", "dlfa"):
-        with pytest.raises(ls.LeakscopeError, match=r"protocol\.epochs is unknown"):
+        with pytest.raises(lm.LeakmeterError, match=r"protocol\.epochs is unknown"):
             papers.RECIPES[name](iterations=1).run(model, blind)

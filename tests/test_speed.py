@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import leakscope as ls
-from leakscope import papers
-from leakscope.attack.adam import Adam
-from leakscope.attack.compiling import MEASURED, Compiling, pays
-from leakscope.attack.matched import MatchedAttack
-from leakscope.attack.problem import Problem
-from leakscope.attack.retrace import Retrace
-from leakscope.attack.schedule import CosineDecay
-from leakscope.attack.solver import Moment, Phase, Plateau, Variable, solve
+import leakmeter as lm
+from leakmeter import papers
+from leakmeter.attacks.adam import Adam
+from leakmeter.attacks.compiling import MEASURED, Compiling, pays
+from leakmeter.attacks.matched import MatchedAttack
+from leakmeter.attacks.problem import Problem
+from leakmeter.attacks.retrace import Retrace
+from leakmeter.attacks.schedule import CosineDecay
+from leakmeter.attacks.solver import Moment, Phase, Plateau, Variable, solve
 from victims import examples, tiny
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
@@ -34,7 +34,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ 
 def test_a_compiled_step_finds_the_same_images(attack: MatchedAttack, optimizer: str) -> None:
     """Steps are small where the last bits would grow: with an Adam client they do in long ones."""
     model, (images, labels) = tiny(), examples()
-    update = ls.Client(model, images, labels, epochs=4, lr=0.01, optimizer=optimizer).train()
+    update = lm.Client(model, images, labels, epochs=4, lr=0.01, optimizer=optimizer).train()
     found = {
         compiling: attack.run(model, update, labels=labels, compiling=compiling)
         for compiling in get_args(Compiling)
@@ -56,7 +56,7 @@ def fast_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return run
 
-    monkeypatch.setattr("leakscope.attack.solver.compiled", counted)
+    monkeypatch.setattr("leakmeter.attacks.solver.compiled", counted)
     return found
 
 
@@ -64,7 +64,7 @@ def test_a_step_that_changes_is_measured_and_decided_anew(monkeypatch: pytest.Mo
     """Here it pays at first, and no more in the next phase."""
     fast = fast_steps(monkeypatch)
     answers = iter([True, False])
-    monkeypatch.setattr("leakscope.attack.solver.pays", lambda seconds: next(answers))
+    monkeypatch.setattr("leakmeter.attacks.solver.pays", lambda seconds: next(answers))
     found = solve(
         falling,
         {"images": Variable(torch.zeros(1), lr=0.1)},
@@ -82,14 +82,14 @@ def test_a_change_of_the_step_is_not_counted_as_its_time(monkeypatch: pytest.Mon
     """A second for every iteration; what comes once, when a phase begins, takes long."""
     fast_steps(monkeypatch)
     clock = 0.0
-    monkeypatch.setattr("leakscope.attack.solver.time.perf_counter", lambda: clock)
+    monkeypatch.setattr("leakmeter.attacks.solver.time.perf_counter", lambda: clock)
     expected: list[float] = []
 
     def always(seconds: float) -> bool:
         expected.append(seconds)
         return True
 
-    monkeypatch.setattr("leakscope.attack.solver.pays", always)
+    monkeypatch.setattr("leakmeter.attacks.solver.pays", always)
 
     def slow(values: Any, share: Tensor, phases: object) -> tuple[Tensor, Tensor]:
         nonlocal clock
@@ -114,7 +114,7 @@ def test_where_time_is_short_no_place_of_the_schedule_goes_unsaid(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ticks = count()
-    monkeypatch.setattr("leakscope.attack.solver.time.perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr("leakmeter.attacks.solver.time.perf_counter", lambda: float(next(ticks)))
     seen: list[Moment] = []
 
     def follow(values: Any, phase: Phase, now: Moment) -> None:
@@ -142,7 +142,7 @@ def test_what_goes_through_local_steps_is_not_compiled(
     monkeypatch: pytest.MonkeyPatch, attack: MatchedAttack, compiled: int
 ) -> None:
     fast = fast_steps(monkeypatch)
-    update = ls.Client(tiny(), *examples(), epochs=4, lr=0.001).train()
+    update = lm.Client(tiny(), *examples(), epochs=4, lr=0.001).train()
     attack.run(tiny(), update, compiling="always")
     assert len(fast) == compiled
 
@@ -165,10 +165,10 @@ def test_a_network_that_cannot_be_traced_is_attacked_uncompiled(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = Counting()
-    update = ls.Client(model, *examples(), epochs=2, lr=0.05).train()
-    with caplog.at_level(logging.WARNING, logger="leakscope"):
+    update = lm.Client(model, *examples(), epochs=2, lr=0.05).train()
+    with caplog.at_level(logging.WARNING, logger="leakmeter"):
         tried = papers.ig(8).run(model, update, compiling="always")
-    assert [r.message.partition(":")[0] for r in caplog.records if r.name == "leakscope"] == [
+    assert [r.message.partition(":")[0] for r in caplog.records if r.name == "leakmeter"] == [
         "the step is not compiled"
     ]
     assert torch.equal(tried.images, papers.ig(8).run(model, update, compiling="never").images)
@@ -177,7 +177,7 @@ def test_a_network_that_cannot_be_traced_is_attacked_uncompiled(
 def test_short_attacks_are_not_compiled() -> None:
     assert not pays(seconds=10)
     assert pays(seconds=1000)
-    update = ls.Client(tiny(), *examples(), epochs=2, lr=0.05).train()
+    update = lm.Client(tiny(), *examples(), epochs=2, lr=0.05).train()
     assert not papers.sme(20).run(tiny(), update).compiled
 
 
@@ -239,9 +239,9 @@ def test_a_run_that_gets_better_is_not_cut_short() -> None:
 
 
 def test_plateaus_out_of_range_are_refused() -> None:
-    with pytest.raises(ls.LeakscopeError, match="window is 0"):
+    with pytest.raises(lm.LeakmeterError, match="window is 0"):
         Plateau(window=0)
-    with pytest.raises(ls.LeakscopeError, match="gain is 2"):
+    with pytest.raises(lm.LeakmeterError, match="gain is 2"):
         replace(Plateau(), gain=2)
 
 
@@ -265,6 +265,6 @@ class Viewing(nn.Module):
 def test_channels_come_last_where_the_network_allows_it(
     model: nn.Module, layout: torch.memory_format
 ) -> None:
-    update = ls.Client(model, *examples(channels=3), epochs=2, lr=0.05).train()
+    update = lm.Client(model, *examples(channels=3), epochs=2, lr=0.05).train()
     assert Problem.of(model, update, None).layout == layout
     papers.sme(5).run(model, update)

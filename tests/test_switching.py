@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad
 
-import leakscope as ls
-from leakscope.attack.distance import Cosine
-from leakscope.attack.problem import Problem
-from leakscope.attack.retrace import Retrace
-from leakscope.attack.simulation import Simulation
-from leakscope.attack.solver import Moment, Phase
-from leakscope.attack.switching import Switching
-from leakscope.attack.trajectory import Trajectory
+import leakmeter as lm
+from leakmeter.attacks.distance import Cosine
+from leakmeter.attacks.problem import Problem
+from leakmeter.attacks.retrace import Retrace
+from leakmeter.attacks.simulation import Simulation
+from leakmeter.attacks.solver import Moment, Phase
+from leakmeter.attacks.switching import Switching
+from leakmeter.attacks.trajectory import Trajectory
 from victims import examples
 
 Relu = Callable[[Tensor], Tensor]
@@ -73,7 +73,7 @@ def test_it_counts_on_every_way_to_the_derivative(trajectory: Trajectory) -> Non
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(144, 8), nn.ReLU(), nn.Linear(8, 5))
     images, labels = examples()
-    problem = Problem.of(model, ls.Client(model, images, labels, epochs=4, lr=0.01).train(), None)
+    problem = Problem.of(model, lm.Client(model, images, labels, epochs=4, lr=0.01).train(), None)
     phase = trajectory.refresh(problem, images, labels, Phase(), Moment(0, range(1))) or Phase()
     now = trajectory.during(*phase.names) if phase.names else trajectory
     compare = Cosine().against(problem)

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-import leakscope as ls
-from leakscope import LeakscopeError, measure, papers
-from leakscope.attack.attack import RunOptions
-from leakscope.bench.table import Recipe, Row
-from leakscope.bench.text import attack_sentence
-from leakscope.data.text import UNKNOWN, Vocabulary, read, split
-from leakscope.models import text
+import leakmeter as lm
+from leakmeter import LeakmeterError, measure, papers
+from leakmeter.attacks.attack import RunOptions
+from leakmeter.bench.table import Recipe, Row
+from leakmeter.bench.text import attack_sentence
+from leakmeter.data.text import UNKNOWN, Vocabulary, read, split
+from leakmeter.models import text
 
 SENTENCES = [
     "please call the doctor before nine tomorrow",
@@ -24,7 +24,7 @@ SENTENCES = [
 ]
 
 
-def client(sentence: str, width: int = 64) -> tuple[text.LanguageModel, Tensor, ls.Update]:
+def client(sentence: str, width: int = 64) -> tuple[text.LanguageModel, Tensor, lm.Update]:
     vocabulary = Vocabulary.of(SENTENCES)
     tokens = vocabulary.encode([sentence])
     model = text.build(len(vocabulary), width=width)
@@ -32,7 +32,7 @@ def client(sentence: str, width: int = 64) -> tuple[text.LanguageModel, Tensor, 
     return (
         model,
         tokens,
-        ls.Client(model, model.embed(tokens), labels, normalize=text.NORMALIZE).gradient(),
+        lm.Client(model, model.embed(tokens), labels, normalize=text.NORMALIZE).gradient(),
     )
 
 
@@ -126,7 +126,7 @@ def test_a_trial_gives_both_sides(tmp_path: Path) -> None:
         paper={},
         kind="text",
     )
-    with pytest.raises(LeakscopeError, match=r"sst2\.tsv: file not found"):
+    with pytest.raises(LeakmeterError, match=r"sst2\.tsv: file not found"):
         attack_sentence(row, tmp_path, 0, RunOptions())
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "sst2.tsv").write_text(" and ".join(SENTENCES), encoding="utf-8")
@@ -173,43 +173,43 @@ def test_bad_sentences_are_refused() -> None:
         (["a b", " "], "at least one word"),
         (["a b", "a b c"], "2 to 3 words"),
     ):
-        with pytest.raises(LeakscopeError, match=said):
+        with pytest.raises(LeakmeterError, match=said):
             vocabulary.encode(sentences)
-    with pytest.raises(LeakscopeError, match="no words"):
+    with pytest.raises(LeakmeterError, match="no words"):
         Vocabulary.of(["", "  "])
-    with pytest.raises(LeakscopeError, match="most is 0"):
+    with pytest.raises(LeakmeterError, match="most is 0"):
         Vocabulary.of(SENTENCES, most=0)
-    with pytest.raises(LeakscopeError, match="tokens must be"):
+    with pytest.raises(LeakmeterError, match="tokens must be"):
         vocabulary.decode(torch.tensor([[len(vocabulary)]]))
 
 
 def test_bad_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(LeakscopeError, match=r"absent\.txt"):
+    with pytest.raises(LeakmeterError, match=r"absent\.txt"):
         read(tmp_path / "absent.txt")
-    with pytest.raises(LeakscopeError, match="text file"):
+    with pytest.raises(LeakmeterError, match="text file"):
         read(tmp_path)
     file = tmp_path / "some.txt"
     file.write_bytes(b"\xff\xfe\x00 not text")
-    with pytest.raises(LeakscopeError, match="text file"):
+    with pytest.raises(LeakmeterError, match="text file"):
         read(file)
     file.write_text("three short words\n")
-    with pytest.raises(LeakscopeError, match="no line has 15 words"):
+    with pytest.raises(LeakmeterError, match="no line has 15 words"):
         read(file)
-    with pytest.raises(LeakscopeError, match="length is 0"):
+    with pytest.raises(LeakmeterError, match="length is 0"):
         read(file, length=0)
 
 
 def test_bad_tokens_and_models_are_refused() -> None:
     model = text.build(10, width=8)
-    with pytest.raises(LeakscopeError, match="integers"):
+    with pytest.raises(LeakmeterError, match="integers"):
         model.embed(torch.zeros((1, 0), dtype=torch.int64))
-    with pytest.raises(LeakscopeError, match=r"0\.\.9"):
+    with pytest.raises(LeakmeterError, match=r"0\.\.9"):
         model.embed(torch.tensor([[10]]))
-    with pytest.raises(LeakscopeError, match="words, 8"):
+    with pytest.raises(LeakmeterError, match="words, 8"):
         model.tokens(torch.zeros((1, 1, 3, 12)))
-    with pytest.raises(LeakscopeError, match="same shape"):
+    with pytest.raises(LeakmeterError, match="same shape"):
         measure.sentences(torch.zeros((1, 3)), torch.zeros((1, 4)))
-    with pytest.raises(LeakscopeError, match="multiple of 4"):
+    with pytest.raises(LeakmeterError, match="multiple of 4"):
         text.build(10, width=10)
-    with pytest.raises(LeakscopeError, match="vocabulary is 1"):
+    with pytest.raises(LeakmeterError, match="vocabulary is 1"):
         text.build(1)

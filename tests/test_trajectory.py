@@ -15,12 +15,12 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch.nn import functional
 
-import leakscope as ls
-from leakscope.audit import Scenario, run
-from leakscope.audit.trials import PathOutcome
-from leakscope.federated.local import snapshot
-from leakscope.measure import Straightness, straightness, trajectory
-from leakscope.state import State
+import leakmeter as lm
+from leakmeter.audits import Scenario, run
+from leakmeter.audits.trials import PathOutcome
+from leakmeter.federated.local import snapshot
+from leakmeter.measure import Straightness, straightness, trajectory
+from leakmeter.state import State
 from test_report import PROVENANCE, render, sample, text_of
 from victims import examples, same_bits, tiny
 
@@ -33,16 +33,16 @@ STRAIGHT = Straightness(
 )
 
 
-def client(**training: Any) -> ls.Client:
+def client(**training: Any) -> lm.Client:
     settings = {"epochs": 4, "batch_size": 2, "lr": 0.05} | training
-    return ls.Client(tiny(), *examples(5), **settings)
+    return lm.Client(tiny(), *examples(5), **settings)
 
 
 def flat(state: State) -> Tensor:
     return torch.cat([tensor.flatten() for tensor in state.values()]).double()
 
 
-def brute_force(of: ls.Client) -> tuple[Tensor, Tensor]:
+def brute_force(of: lm.Client) -> tuple[Tensor, Tensor]:
     """Shares [T] by the whole SVD and cosines [places], straight from the definitions."""
     model = copy.deepcopy(of.model)
 
@@ -133,14 +133,14 @@ def test_frozen_layers_and_batch_statistics_are_left_alone() -> None:
     model = torch.nn.Sequential(torch.nn.BatchNorm2d(1), tiny())
     model[1][0].requires_grad_(False)  # type: ignore[index]
     was = snapshot(model)
-    found = straightness(ls.Client(model, *examples(6), epochs=2, lr=0.05, batchnorm="train"))
+    found = straightness(lm.Client(model, *examples(6), epochs=2, lr=0.05, batchnorm="train"))
     assert same_bits(was, snapshot(model))
     assert found.best_cosine > 0.9
 
 
 def test_a_network_without_trainable_weights_is_refused() -> None:
-    with pytest.raises(ls.LeakscopeError, match="no trainable parameter"):
-        straightness(ls.Client(tiny().requires_grad_(False), *examples()))
+    with pytest.raises(lm.LeakmeterError, match="no trainable parameter"):
+        straightness(lm.Client(tiny().requires_grad_(False), *examples()))
 
 
 def test_progress_ends_at_its_total() -> None:
@@ -156,10 +156,10 @@ def test_a_damaged_measurement_is_refused() -> None:
         Straightness.model_validate_json(text.replace("0.999,", ""))
 
 
-def test_real_images_after_many_steps(cifar100: ls.data.Dataset) -> None:
-    model = ls.models.build("cnn-cifar", classes=cifar100.classes)
+def test_real_images_after_many_steps(cifar100: lm.data.Dataset) -> None:
+    model = lm.models.build("cnn-cifar", classes=cifar100.classes)
     some = cifar100.select(torch.arange(10))
-    client = ls.Client(model, some.images, some.labels, epochs=20, lr=0.004, normalize="cifar100")
+    client = lm.Client(model, some.images, some.labels, epochs=20, lr=0.004, normalize="cifar100")
     found = straightness(client)
     assert found.best_cosine > 0.95
     assert 0 < found.best_alpha < 1

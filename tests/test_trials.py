@@ -14,19 +14,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from leakscope.audit import Folder, Resources, Scenario, run
-from leakscope.audit.folder import COLUMNS
-from leakscope.audit.plan import plan
-from leakscope.cli import main
-from leakscope.errors import LeakscopeError, StorageError
-from leakscope.execution import Trial
-from leakscope.execution.budget import Cost, ordered
-from leakscope.execution.executors import Cache, Here, Worker
-from leakscope.execution.memory import at_most, is_shortage
-from leakscope.execution.progress import Screen
-from leakscope.execution.store import MANIFEST, Store
-from leakscope.execution.sweep import sweep
-from leakscope.execution.trial import Job, Outcome, perform
+from leakmeter.audits import Folder, Resources, Scenario, run
+from leakmeter.audits.folder import COLUMNS
+from leakmeter.audits.plan import plan
+from leakmeter.cli import main
+from leakmeter.errors import LeakmeterError, StorageError
+from leakmeter.execution import Trial
+from leakmeter.execution.budget import Cost, ordered
+from leakmeter.execution.executors import Cache, Here, Worker
+from leakmeter.execution.memory import at_most, is_shortage
+from leakmeter.execution.progress import Screen
+from leakmeter.execution.store import MANIFEST, Store
+from leakmeter.execution.sweep import sweep
+from leakmeter.execution.trial import Job, Outcome, perform
 
 BASE: dict[str, Any] = {
     "model": {"name": "lenet-zhu"},
@@ -85,7 +85,7 @@ def test_what_changes_a_result_makes_other_trials(changes: dict[str, Any]) -> No
 
 
 def test_a_changed_default_changes_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    from leakscope.attack import papers
+    from leakmeter.attacks import papers
 
     before = ids()
     plain = papers.ig
@@ -126,11 +126,11 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def leakscope(
+def leakmeter(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
     def command(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["leakscope", *map(str, words)])
+        monkeypatch.setattr(sys, "argv", ["leakmeter", *map(str, words)])
         with pytest.raises(SystemExit) as end:
             main()
         assert isinstance(end.value.code, int)
@@ -140,42 +140,42 @@ def leakscope(
 
 
 def test_trials_are_listed_in_every_format(
-    audited: Path, leakscope: Callable[..., tuple[int, str, str]], tmp_path: Path
+    audited: Path, leakmeter: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
-    code, out, _ = leakscope("results", audited, "--format", "csv")
+    code, out, _ = leakmeter("results", audited, "--format", "csv")
     assert code == 0
     table = list(csv.DictReader(io.StringIO(out)))
     assert list(table[0]) == list(COLUMNS)
     assert [row["client"] for row in table] == ["0", "1"]
-    found = json.loads(leakscope("results", audited, "--format", "json")[1])
+    found = json.loads(leakmeter("results", audited, "--format", "json")[1])
     assert [str(row["psnr"]) for row in found] == [row["psnr"] for row in table]
-    assert "recognised" in leakscope("results", audited)[1]
+    assert "recognised" in leakmeter("results", audited)[1]
     parquet = pytest.importorskip("pyarrow.parquet")
     file = tmp_path / "t.parquet"
-    assert leakscope("results", audited, "--format", "parquet", "--to", file)[0] == 0
+    assert leakmeter("results", audited, "--format", "parquet", "--to", file)[0] == 0
     assert parquet.read_table(file).to_pylist() == found
-    code, _, err = leakscope("results", audited, "--format", "parquet")
+    code, _, err = leakmeter("results", audited, "--format", "parquet")
     assert (code, "--to" in err) == (2, True)
-    code, _, err = leakscope("results", tmp_path)
+    code, _, err = leakmeter("results", tmp_path)
     assert (code, "give the folder of an audit" in err) == (2, True)
 
 
 def test_a_report_of_what_is_finished(
-    audited: Path, leakscope: Callable[..., tuple[int, str, str]]
+    audited: Path, leakmeter: Callable[..., tuple[int, str, str]]
 ) -> None:
     whole = Folder(audited).status()
     assert (whole.planned, whole.done, whole.left, whole.running) == (6, 6, 0, ())
     (lost,) = audited.glob("trials/ig-001-*")
     shutil.rmtree(lost)
-    assert "5 of 6 trials done, 0 running, 1 to do" in leakscope("status", audited)[1]
-    code, _, err = leakscope("report", audited)
+    assert "5 of 6 trials done, 0 running, 1 to do" in leakmeter("status", audited)[1]
+    code, _, err = leakmeter("report", audited)
     assert code == 0
     assert "1 of 2 attacks are finished" in err
     page = (audited / "report.html").read_text()
     assert "1 of 2 attacks on clients are finished" in page
     for trial in audited.glob("trials/*"):
         shutil.rmtree(trial)
-    code, _, err = leakscope("report", audited)
+    code, _, err = leakmeter("report", audited)
     assert (code, err) == (2, "error: no attack is finished yet\n")
 
 
@@ -196,7 +196,7 @@ def test_a_budget_takes_away_repetitions_before_settings() -> None:
 def test_more_memory_than_allowed_is_an_error_and_no_death() -> None:
     import torch
 
-    from leakscope.execution.memory import peak_memory
+    from leakmeter.execution.memory import peak_memory
 
     with pytest.raises(RuntimeError) as short, at_most(peak_memory() + 2**28):
         torch.ones(2**28)
@@ -205,7 +205,7 @@ def test_more_memory_than_allowed_is_an_error_and_no_death() -> None:
 
 
 def test_memory_is_counted_where_no_container_limits_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from leakscope.execution import memory
+    from leakmeter.execution import memory
 
     monkeypatch.setattr(memory, "_CONTAINER", {})
     assert memory.available() > 0
@@ -243,8 +243,8 @@ def test_a_trial_that_needs_more_than_its_share_gets_all_there_is(
             super().__init__(cache)
             self.most, self.share = 1000, 500
 
-    monkeypatch.setattr("leakscope.execution.sweep.Here", Two)
-    monkeypatch.setattr("leakscope.execution.sweep.perform", hungry)
+    monkeypatch.setattr("leakmeter.execution.sweep.Here", Two)
+    monkeypatch.setattr("leakmeter.execution.sweep.perform", hungry)
     (trial, *_) = planned()
     store = Store(tmp_path)
     with Screen() as screen:
@@ -261,7 +261,7 @@ def test_labels_are_shown_as_they_are_written(
     trial = next(trial for trial in trials if trial.name == "ig")
     shown = io.StringIO()
     terminal = Console(file=shown, width=200, force_terminal=True)
-    monkeypatch.setattr("leakscope.execution.progress.Console", lambda stderr: terminal)
+    monkeypatch.setattr("leakmeter.execution.progress.Console", lambda stderr: terminal)
     with Screen() as screen:
         screen.expect(1, 0)
         screen.follow(Job(trial, str(tmp_path)), 0.5, 0.1)
@@ -270,7 +270,7 @@ def test_labels_are_shown_as_they_are_written(
 
 
 def test_resources_out_of_range_are_refused() -> None:
-    with pytest.raises(LeakscopeError, match="processes"):
+    with pytest.raises(LeakmeterError, match="processes"):
         Resources(processes=0)
-    with pytest.raises(LeakscopeError, match="threads"):
+    with pytest.raises(LeakmeterError, match="threads"):
         Resources(threads=0)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-import leakscope as ls
-from leakscope import LeakscopeError, Protocol, Update
+import leakmeter as lm
+from leakmeter import LeakmeterError, Protocol, Update
 from victims import same_bits, tiny, tiny_update
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool]
@@ -85,13 +85,13 @@ def test_damaged_files_give_only_our_error(data: st.DataObject, tmp_path: Path) 
         for _ in range(data.draw(st.integers(1, 5))):
             content[data.draw(st.integers(0, 2000))] = data.draw(st.integers(0, 255))
     path.write_bytes(content)
-    with contextlib.suppress(LeakscopeError):
+    with contextlib.suppress(LeakmeterError):
         Update.load(path)
 
 
 def write_raw(path: Path, tensors: dict[str, Tensor], header: object) -> Path:
     text = header if isinstance(header, str) else json.dumps(header)
-    save_file(tensors, path, metadata={"leakscope.update": text})
+    save_file(tensors, path, metadata={"leakmeter.update": text})
     return path
 
 
@@ -128,7 +128,7 @@ def test_bad_content_is_named(
     tensors: dict[str, Tensor], header: object, says: str, tmp_path: Path
 ) -> None:
     path = write_raw(tmp_path / "u.safetensors", tensors, header)
-    with pytest.raises(LeakscopeError) as error:
+    with pytest.raises(LeakmeterError) as error:
         Update.load(path)
     assert says in str(error.value)
     assert str(path) in str(error.value)
@@ -142,22 +142,22 @@ def test_pickles_are_refused_unopened(tmp_path: Path) -> None:
     for legacy in (False, True):
         path = tmp_path / f"{legacy}.pt"
         torch.save({"w": Trap()}, path, _use_new_zipfile_serialization=not legacy)
-        with pytest.raises(LeakscopeError, match="pickle"):
+        with pytest.raises(LeakmeterError, match="pickle"):
             Update.load(path)
     assert not (tmp_path / "sprung").exists()
 
 
 def test_file_problems_are_named(tmp_path: Path) -> None:
-    with pytest.raises(LeakscopeError, match=r"no\.safetensors: No such file"):
+    with pytest.raises(LeakmeterError, match=r"no\.safetensors: No such file"):
         Update.load(tmp_path / "no.safetensors")
-    with pytest.raises(LeakscopeError, match="cannot write"):
+    with pytest.raises(LeakmeterError, match="cannot write"):
         tiny_update().save(tmp_path / "nowhere" / "u.safetensors")
     save_file({"w": torch.zeros(1)}, tmp_path / "plain.safetensors")
-    with pytest.raises(LeakscopeError, match=r"no leakscope\.update header"):
+    with pytest.raises(LeakmeterError, match=r"no leakmeter\.update header"):
         Update.load(tmp_path / "plain.safetensors")
     huge = (10**15).to_bytes(8, "little") + b"{}"
     (tmp_path / "huge.safetensors").write_bytes(huge)
-    with pytest.raises(LeakscopeError, match="not a whole safetensors file"):
+    with pytest.raises(LeakmeterError, match="not a whole safetensors file"):
         Update.load(tmp_path / "huge.safetensors")
 
 
@@ -167,28 +167,28 @@ def test_empty_tensors_that_claim_to_be_endless_are_refused(size: int, tmp_path:
     text = json.dumps(header).encode()
     path = tmp_path / "endless.safetensors"
     path.write_bytes(len(text).to_bytes(8, "little") + text)
-    with pytest.raises(LeakscopeError, match="not a whole safetensors file"):
+    with pytest.raises(LeakmeterError, match="not a whole safetensors file"):
         Update.load(path)
 
 
 def test_update_is_checked_against_the_model() -> None:
     update = tiny_update()
     update.check(tiny())
-    with pytest.raises(LeakscopeError, match=r"before/3.weight has shape \(5, 576\)"):
+    with pytest.raises(LeakmeterError, match=r"before/3.weight has shape \(5, 576\)"):
         update.check(tiny(classes=7))
-    with pytest.raises(LeakscopeError, match=r"does not match the model: .*missing"):
-        update.check(ls.models.build("mlp", classes=5))
+    with pytest.raises(LeakmeterError, match=r"does not match the model: .*missing"):
+        update.check(lm.models.build("mlp", classes=5))
 
 
 def test_unknown_protocol_fields_are_asked_for_by_name() -> None:
-    with pytest.raises(LeakscopeError, match=r"protocol.batch_size .*--batch-size"):
+    with pytest.raises(LeakmeterError, match=r"protocol.batch_size .*--batch-size"):
         Protocol(epochs=3).steps(10)
     assert Protocol(epochs=3, batch_size=4).steps(10) == 9
 
 
 def test_observed_has_the_sign_of_a_gradient() -> None:
     model, images = tiny(), torch.rand(4, 1, 12, 12)
-    client = ls.Client(model, images, torch.tensor([0, 1, 2, 3]), epochs=1, lr=0.5)
+    client = lm.Client(model, images, torch.tensor([0, 1, 2, 3]), epochs=1, lr=0.5)
     gradient, trained = client.gradient(), client.train()
     names = [name for name, _ in model.named_parameters()]
     for name in names:

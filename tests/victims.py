@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import leakscope as ls
+import leakmeter as lm
 
 CLIENTS: dict[str, dict[str, Any]] = {
     "sgd": {"lr": 0.1},
@@ -41,9 +41,9 @@ def examples(
     return images, torch.randint(classes, (count,), generator=generator)
 
 
-def tiny_update() -> ls.Update:
+def tiny_update() -> lm.Update:
     """Weights after two epochs of :func:`tiny` on :func:`examples`."""
-    return ls.Client(tiny(), *examples(), epochs=2, batch_size=2, lr=0.05).train()
+    return lm.Client(tiny(), *examples(), epochs=2, batch_size=2, lr=0.05).train()
 
 
 def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:

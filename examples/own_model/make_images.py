@@ -7,11 +7,11 @@ from pathlib import Path
 
 from PIL import Image
 
-import leakscope as ls
+import leakmeter as lm
 
 FOLDER = Path("images")
 
-data = ls.data.load("photos", size=48)
+data = lm.data.load("photos", size=48)
 for number, (image, label) in enumerate(zip(data.images, data.labels, strict=True)):
     folder = FOLDER / data.class_names[label]
     folder.mkdir(parents=True, exist_ok=True)

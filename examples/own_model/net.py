@@ -6,7 +6,7 @@ from torch import nn
 def small_cnn(classes: int, channels: int) -> nn.Module:
     """Images [N, channels, 32, 32] -> logits [N, classes].
 
-    leakscope passes what the arguments name: ``classes`` and ``channels`` of the data, and
+    leakmeter passes what the arguments name: ``classes`` and ``channels`` of the data, and
     ``size`` if it is asked for.
     """
     return nn.Sequential(

@@ -3,7 +3,7 @@
     python tests/faults/fuzz.py TARGET FOLDER [libFuzzer options]
 
 FOLDER holds valid files to start from, and gets what was found to be interesting. Only a
-LeakscopeError may escape, and no file may make the process large or slow.
+LeakmeterError may escape, and no file may make the process large or slow.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["leakscope"]):
-    from leakscope import data
-    from leakscope.audit import Scenario
-    from leakscope.errors import LeakscopeError
-    from leakscope.judge import Results
-    from leakscope.recording import update_from_files
-    from leakscope.update import Update
+with atheris.instrument_imports(include=["leakmeter"]):
+    from leakmeter import data
+    from leakmeter.audits import Scenario
+    from leakmeter.errors import LeakmeterError
+    from leakmeter.judge import Results
+    from leakmeter.recording import update_from_files
+    from leakmeter.update import Update
 
 PLACE = Path(tempfile.mkdtemp(prefix="fuzz"))
 
@@ -68,7 +68,7 @@ def main() -> None:
 
     def try_one(content: bytes) -> None:
         file.write_bytes(content)
-        with contextlib.suppress(LeakscopeError):
+        with contextlib.suppress(LeakmeterError):
             read(file)
 
     atheris.Setup([sys.argv[0], folder, *options], try_one)

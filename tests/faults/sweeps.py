@@ -15,12 +15,12 @@ from typing import Any
 
 import yaml
 
-from leakscope.attack.reconstruction import Reconstruction
-from leakscope.audit.folder import outcome
-from leakscope.audit.trials import FOUND, AttackOutcome, UtilityOutcome
-from leakscope.execution.store import Store
-from leakscope.execution.trial import Record
-from leakscope.state import digest
+from leakmeter.attacks.reconstruction import Reconstruction
+from leakmeter.audits.folder import outcome
+from leakmeter.audits.trials import FOUND, AttackOutcome, UtilityOutcome
+from leakmeter.execution.store import Store
+from leakmeter.execution.trial import Record
+from leakmeter.state import digest
 
 MODEL = """
 from torch import nn
@@ -56,7 +56,7 @@ def desk(folder: Path, scenario: dict[str, Any] = SCENARIO) -> Path:
 
 def start(folder: Path, *options: str, out: str = "out", **more: Any) -> subprocess.Popen[str]:
     """The audit as a process of its own, with a group of its own."""
-    command = [sys.executable, "-m", "leakscope.cli", "audit", "sweep.yaml", "--out", out, *options]
+    command = [sys.executable, "-m", "leakmeter.cli", "audit", "sweep.yaml", "--out", out, *options]
     return subprocess.Popen(
         command,
         cwd=folder,

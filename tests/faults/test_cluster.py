@@ -93,9 +93,9 @@ MACHINES = """
 import threading, time
 from concurrent.futures import ThreadPoolExecutor
 from ray.cluster_utils import Cluster as Machines
-from leakscope.execution.ray import RayCluster
-from leakscope.execution.executors import Lost
-from leakscope.errors import LeakscopeError
+from leakmeter.execution.ray import RayCluster
+from leakmeter.execution.executors import Lost
+from leakmeter.errors import LeakmeterError
 from work import slowly
 
 def machine(cores, gibibytes, **more):
@@ -187,21 +187,21 @@ machines.add_node(**machine(1, 4, env_vars={"PYTHONPATH": "bare"}))
 with RayCluster(machines.address, 1) as cluster:
     try:
         print(do(cluster, 0, gibibytes=3), file=said)
-    except LeakscopeError as error:
+    except LeakmeterError as error:
         print(error, file=said)
 machines.shutdown()
 """
 
 
-def test_a_machine_without_leakscope_is_named_at_once(
+def test_a_machine_without_leakmeter_is_named_at_once(
     tmp_path: Path, figures: Counter[str]
 ) -> None:
     (tmp_path / "bare").mkdir()
-    (tmp_path / "bare" / "leakscope.py").write_text(
-        "raise ModuleNotFoundError(\"No module named 'leakscope'\")"
+    (tmp_path / "bare" / "leakmeter.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'leakmeter'\")"
     )
     (said,) = on_machines(tmp_path, BARE.replace('"bare"', repr(str(tmp_path / "bare"))))
-    figures["machines without leakscope"] += 1
-    assert said.startswith("a machine of the cluster cannot run leakscope: ")
-    assert "No module named 'leakscope'" in said
+    figures["machines without leakmeter"] += 1
+    assert said.startswith("a machine of the cluster cannot run leakmeter: ")
+    assert "No module named 'leakmeter'" in said
     assert "install the same version" in said

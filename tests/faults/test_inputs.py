@@ -24,12 +24,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-import leakscope as ls
+import leakmeter as lm
 from faults.sweeps import SCENARIO
-from leakscope import data
-from leakscope.audit import Scenario
-from leakscope.errors import LeakscopeError
-from leakscope.execution.memory import at_most, peak_memory
+from leakmeter import data
+from leakmeter.audits import Scenario
+from leakmeter.errors import LeakmeterError
+from leakmeter.execution.memory import at_most, peak_memory
 from victims import tiny_update
 
 ROOM = 2**30
@@ -51,10 +51,10 @@ anything: st.SearchStrategy[Any] = st.recursive(
 
 
 def only_ours(read: Callable[[], object], figures: Counter[str]) -> None:
-    """Whatever happens, it is a LeakscopeError and needs no memory to speak of."""
+    """Whatever happens, it is a LeakmeterError and needs no memory to speak of."""
     figures["bad inputs"] += 1
     try:
-        with at_most(peak_memory() + ROOM), contextlib.suppress(LeakscopeError):
+        with at_most(peak_memory() + ROOM), contextlib.suppress(LeakmeterError):
             read()
     except BaseException:
         figures["crashes"] += 1
@@ -94,20 +94,20 @@ def test_headers_of_updates(
 ) -> None:
     header = {
         name: {"dtype": dtype, "shape": shape, "data_offsets": list(ends)},
-        "__metadata__": {"leakscope.update": json.dumps(update)},
+        "__metadata__": {"leakmeter.update": json.dumps(update)},
     }
     path = tmp_path / "u.safetensors"
     path.write_bytes(safetensors(header, body))
-    only_ours(lambda: ls.Update.load(path), figures)
+    only_ours(lambda: lm.Update.load(path), figures)
 
 
 @pytest.mark.parametrize("length", [0, 1, 2**20, 2**40, 2**63, 2**64 - 1])
 def test_updates_that_claim_terabytes(length: int, tmp_path: Path, figures: Counter[str]) -> None:
     path = tmp_path / "u.safetensors"
     path.write_bytes(struct.pack("<Q", length) + b'{"before/w":')
-    with pytest.raises(LeakscopeError):
-        ls.Update.load(path)
-    only_ours(lambda: ls.Update.load(path), figures)
+    with pytest.raises(LeakmeterError):
+        lm.Update.load(path)
+    only_ours(lambda: lm.Update.load(path), figures)
 
 
 @thorough
@@ -154,7 +154,7 @@ def laughs(levels: int) -> str:
 def test_scenarios_that_blow_up(text: str, tmp_path: Path, figures: Counter[str]) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(LeakscopeError):
+    with pytest.raises(LeakmeterError):
         Scenario.load(path)
     only_ours(lambda: Scenario.load(path), figures)
 
@@ -165,7 +165,7 @@ def test_pictures_that_claim_to_be_huge(tmp_path: Path, figures: Counter[str]) -
     content = bytearray((tmp_path / "a" / "good.png").read_bytes())
     content[16:24] = struct.pack(">II", 2**31 - 1, 2**31 - 1)
     (tmp_path / "a" / "bad.png").write_bytes(content)
-    with pytest.raises(LeakscopeError, match=r"bad\.png"):
+    with pytest.raises(LeakmeterError, match=r"bad\.png"):
         data.load(f"folder:{tmp_path}")
     only_ours(lambda: data.load(f"folder:{tmp_path}"), figures)
 
@@ -180,7 +180,7 @@ def zipped_zeros(tmp_path: Path) -> None:
 def test_zipped_digits_that_claim_terabytes(tmp_path: Path, figures: Counter[str]) -> None:
     zipped_zeros(tmp_path)
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, 1) + b"\x00")
-    with pytest.raises(LeakscopeError, match="announces"):
+    with pytest.raises(LeakmeterError, match="announces"):
         data.load(f"mnist:{tmp_path}")
     only_ours(lambda: data.load(f"mnist:{tmp_path}"), figures)
 

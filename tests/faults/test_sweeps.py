@@ -156,7 +156,7 @@ def test_damaged_trials_are_put_aside_and_done_again(
 
 
 def finished_status(desk: Path) -> str:
-    command = [sys.executable, "-m", "leakscope.cli", "status", "out"]
+    command = [sys.executable, "-m", "leakmeter.cli", "status", "out"]
     return subprocess.run(command, cwd=desk, capture_output=True, text=True, check=True).stdout
 
 
@@ -228,12 +228,12 @@ def test_a_read_only_folder_is_refused_before_any_work(
 
 SHARE = """
 import sys
-from leakscope.audit import Resources, Scenario
-from leakscope.audit.plan import plan
-from leakscope.execution.executors import Cache
-from leakscope.execution.progress import Screen
-from leakscope.execution.store import Store
-from leakscope.execution.sweep import sweep
+from leakmeter.audits import Resources, Scenario
+from leakmeter.audits.plan import plan
+from leakmeter.execution.executors import Cache
+from leakmeter.execution.progress import Screen
+from leakmeter.execution.store import Store
+from leakmeter.execution.sweep import sweep
 
 scenario = Scenario.load("sweep.yaml")
 trials = plan(scenario, scenario.settings(), Cache()).trials
@@ -279,7 +279,7 @@ def test_two_audits_at_one_url_may_work_twice_and_lose_nothing(
     desk: Path, undisturbed: Essence, figures: Counter[str]
 ) -> None:
     command = [sys.executable, "-c", ELSEWHERE]
-    homes = [os.environ | {"LEAKSCOPE_CACHE": str(desk / f"machine{n}")} for n in range(2)]
+    homes = [os.environ | {"LEAKMETER_CACHE": str(desk / f"machine{n}")} for n in range(2)]
     both = [
         subprocess.Popen(command, cwd=desk, env=home, stdout=subprocess.PIPE, text=True)
         for home in homes

@@ -7,7 +7,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from leakscope.integrations.flower import FlowerRecorder
+from leakmeter.integrations.flower import FlowerRecorder
 from photos_app.task import Net
 
 app = ServerApp()

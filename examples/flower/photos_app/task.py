@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-import leakscope as ls
+import leakmeter as lm
 
 EXAMPLES = 4
 """Photographs that each client has."""
@@ -36,7 +36,7 @@ class Net(nn.Module):
 
 def load(partition: int) -> tuple[Tensor, Tensor]:
     """Images in [0, 1] and labels of one client."""
-    photos = ls.data.load("photos", size=32)
+    photos = lm.data.load("photos", size=32)
     mine = slice(EXAMPLES * partition, EXAMPLES * (partition + 1))
     return photos.images[mine], photos.labels[mine]
 
@@ -45,7 +45,7 @@ def train(
     net: nn.Module, images: Tensor, labels: Tensor, *, epochs: int, batch_size: int, lr: float
 ) -> float:
     """Train ``net`` in place and return the last loss."""
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in ls.data.normalization("photos"))
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in lm.data.normalization("photos"))
     images = (images - mean) / std
     optimizer = torch.optim.SGD(net.parameters(), lr=lr)
     for _ in range(epochs):

@@ -1,0 +1,86 @@
+"""How step sizes change over a run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from leakmeter.errors import require
+
+
+class Schedule(Protocol):
+    """Scales all step sizes as the run goes on."""
+
+    def __call__(self, iteration: int, total: int) -> float:
+        """The multiplier in ``iteration``, counted from 0."""
+        ...
+
+    def next_stage(self, iteration: int, total: int) -> int:
+        """The iteration after ``iteration`` from which another rate holds, at most ``total``."""
+        ...
+
+
+class Smooth:
+    """Base of the schedules without stages."""
+
+    def next_stage(self, iteration: int, total: int) -> int:
+        """The end."""
+        return total
+
+
+@dataclass(frozen=True)
+class StepDecay:
+    """Multiply the step size by ``factor`` at each of the given shares of the run.
+
+    The defaults are IG's (appendix C), also used by SME.
+    """
+
+    factor: float = 0.1
+    at: tuple[float, ...] = (3 / 8, 5 / 8, 7 / 8)
+
+    def __post_init__(self) -> None:
+        require("factor of the decay", self.factor, above=0)
+
+    def __call__(self, iteration: int, total: int) -> float:
+        """``factor`` to the power of the milestones passed."""
+        return self.factor ** sum(iteration / total >= milestone for milestone in self.at)
+
+    def next_stage(self, iteration: int, total: int) -> int:
+        """The first iteration past the next milestone."""
+        starts = [math.ceil(milestone * total) for milestone in self.at]
+        return min((start for start in starts if start > iteration), default=total)
+
+
+@dataclass(frozen=True)
+class ExponentialDecay(Smooth):
+    """``factor ** (iteration / every)``, the schedule of DLFA."""
+
+    factor: float
+    every: int
+
+    def __post_init__(self) -> None:
+        require("factor of the decay", self.factor, above=0)
+        require("every", self.every, least=1)
+
+    def __call__(self, iteration: int, total: int) -> float:
+        """The multiplier, whatever the length of the run."""
+        return float(self.factor ** (iteration / self.every))
+
+
+@dataclass(frozen=True)
+class CosineDecay(Smooth):
+    """Half a cosine from 1 to 0 over the run (FedLeak)."""
+
+    def __call__(self, iteration: int, total: int) -> float:
+        """The multiplier."""
+        return 0.5 * (1 + math.cos(math.pi * iteration / total))
+
+
+@dataclass(frozen=True)
+class LinearDecay(Smooth):
+    """A straight line from 1 to 0: what short runs do best with (docs/retrace_settings.md)."""
+
+    def __call__(self, iteration: int, total: int) -> float:
+        """The multiplier."""
+        return 1 - iteration / total

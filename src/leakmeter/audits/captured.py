@@ -1,0 +1,177 @@
+"""Attacks an update that someone captured: no truth, so no scores, only what can be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from leakmeter import models
+from leakmeter.attacks import joint
+from leakmeter.attacks.attack import Attack, RunOptions
+from leakmeter.attacks.reconstruction import Reconstruction
+from leakmeter.audits.scenario import AttackPart
+from leakmeter.errors import LeakmeterError, validation_errors
+from leakmeter.execution.progress import Watch
+from leakmeter.execution.store import Store
+from leakmeter.federated.client import resolve_normalization
+from leakmeter.judge import Evidence, Provenance
+from leakmeter.judge.evidence import count_parameters
+from leakmeter.update import Protocol, Update
+
+
+def attack_captured(
+    paths: Sequence[Path],
+    model_name: str,
+    attack_name: str,
+    out: Path,
+    *,
+    options: dict[str, Any],
+    labels: str | None,
+    seed: int,
+    device: str | None,
+    told: dict[str, Any],
+    command: str,
+    watch: Watch,
+) -> tuple[Evidence, Provenance]:
+    """Attack the update at ``paths`` and leave the reconstruction in ``out``.
+
+    Args:
+        paths: of the update, or of several that the client made from the same examples.
+        model_name: a built-in name or ``package.module:factory``.
+        attack_name: of the recipe.
+        out: folder for the results.
+        options: of the recipe.
+        labels: comma-separated labels the attacker knows, or ``None``.
+        seed: of the random start.
+        device: where to compute.
+        told: fields of the protocol that the user adds to what the files say.
+        command: for the report.
+        watch: follows the work.
+    """
+    try:
+        part = AttackPart(name=attack_name, options=options)
+    except ValidationError as error:
+        raise LeakmeterError("\n".join(validation_errors(error, AttackPart))) from None
+    updates = [completed(Update.load(path), told) for path in paths]
+    protocol = updates[0].protocol
+    model = network(model_name, protocol)
+    known = None if labels is None else torch.tensor(_numbers("labels", labels, int))
+    attack, store = part.build(), Store(out)
+    store.prepare()
+    folder = store.scratch("attack")
+    with watch(attack_name) as progress:
+        run_options = RunOptions(
+            labels=known, seed=seed, device=device, on_progress=progress, folder=folder
+        )
+        if len(updates) == 1:
+            found = attack.attempt(model, updates[0], run_options)
+        else:
+            found = _together(attack, model, updates, run_options)
+    found.save(out / "reconstruction.safetensors")
+    store.forget("attack")
+    shares = "weights" if updates[0].gradient is None else "gradient"
+    provenance = Provenance(
+        title=f"{attack_name} on {' and '.join(path.name for path in paths)}",
+        data="SHA-256 " + ", ".join(update.fingerprint()[:16] for update in updates),
+        command=command,
+        model=model_name,
+        parameters=count_parameters(model),
+    )
+    evidence = Evidence(attack_name, 0, protocol, shares, found, recipe=attack_name)
+    return evidence, provenance
+
+
+def network(name: str, protocol: Protocol) -> nn.Module:
+    """The network of an update, whose weights do not matter."""
+    known = protocol.need("input_shape", "classes")
+    channels, height, _ = known.input_shape
+    return models.build(name, classes=known.classes, channels=channels, size=height)
+
+
+def recipe_options(settings: Sequence[str], iterations: int | None) -> dict[str, Any]:
+    """Options of a recipe from ``NAME=VALUE`` on the command line."""
+    options: dict[str, Any] = {} if iterations is None else {"iterations": iterations}
+    return named_values("option", settings, options)
+
+
+def named_values(
+    option: str, settings: Sequence[str], given: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Values by name from ``NAME=VALUE`` on the command line.
+
+    Args:
+        option: of the command line, for errors.
+        settings: what was written.
+        given: what is known otherwise and may not be given again.
+    """
+    values = dict(given or {})
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not name:
+            raise LeakmeterError(
+                f"--{option} {setting!r}: write it as NAME=VALUE, such as tv=0.001"
+            )
+        name = name.strip()
+        if name in values:
+            raise LeakmeterError(f"--{option} {setting!r}: {name} is given twice")
+        values[name] = value.strip()
+    return values
+
+
+def _together(
+    attack: Attack, model: nn.Module, updates: list[Update], options: RunOptions
+) -> Reconstruction:
+    """All updates at once: which of their images are the same is found out on the way."""
+    searching = attack.searching(model, updates[0])
+    known = None if options.labels is None else [[options.labels]] * len(updates)
+    return joint.reconstruct(
+        searching,
+        model,
+        [[update] for update in updates],
+        labels=known,
+        rehearsal=max(1, (searching.iterations or 1) // 5),  # AGIC: 2,000 of 10,000
+        options=options,
+    ).found
+
+
+def completed(update: Update, told: dict[str, Any]) -> Update:
+    """``update`` with the fields of its protocol that the user told on the command line."""
+    protocol = update.protocol
+    fields = protocol.model_dump(exclude_unset=True) | told
+    if isinstance(fields.get("input_shape"), str):
+        fields["input_shape"] = _numbers("input-shape", fields["input_shape"], int)
+    if isinstance(fields.get("normalize"), str):
+        if not fields.get("input_shape"):
+            protocol.need("input_shape")
+        fields["normalize"] = _normalization(fields["normalize"], fields["input_shape"][0])
+    try:
+        return replace(update, protocol=Protocol.model_validate(fields))
+    except ValidationError as error:
+        raise LeakmeterError("\n".join(validation_errors(error, Protocol))) from None
+
+
+def _normalization(text: str, channels: int) -> Any:
+    if text == "none":
+        return resolve_normalization(None, channels)
+    if ":" in text:
+        mean, std = text.split(":", 1)
+        return _numbers("normalize", mean, float), _numbers("normalize", std, float)
+    return resolve_normalization(text, channels)
+
+
+def _numbers(option: str, text: str, kind: type[int] | type[float]) -> list[Any]:
+    try:
+        numbers = [kind(piece) for piece in text.split(",")]
+        if max(map(abs, numbers)) >= 2**63:
+            raise ValueError("out of range")
+        return numbers
+    except ValueError:
+        raise LeakmeterError(
+            f"--{option} {text!r}: give numbers separated by commas, without spaces"
+        ) from None

@@ -1,0 +1,168 @@
+"""What a published table is: rows that name a victim, an attack and the printed numbers."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from leakmeter.errors import LeakmeterError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretraining:
+    """What the network went through before the attack, on images that are not attacked.
+
+    Attributes:
+        rounds: of federated averaging.
+        split: one client per ``writer``, or ``one`` client that holds everything.
+        shared: one network for all repeats, which has seen the images of none of them; else a
+            network per repeat.
+        settings: of :func:`~leakmeter.federated.federate`, such as ``lr`` and ``participation``.
+    """
+
+    rounds: int
+    split: Literal["writer", "one"]
+    shared: bool
+    settings: Mapping[str, Any]
+
+
+Pick = Literal["random", "distinct", "writer", "varied"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Victim:
+    """A client under attack.
+
+    Attributes:
+        data: one of :data:`~leakmeter.bench.sources.SOURCES`.
+        model: name of a built-in network.
+        examples: N, how many images the client holds.
+        epochs: E.
+        batch_size: B; all images if not given.
+        lr: step size of the client.
+        shares: what it sends: ``weights`` after local training, or one ``gradient``.
+        init: how weights start: as the network's paper does (``default``), ``uniform`` in
+            (-0.5, 0.5), or ``xavier-normal`` with zero biases (SAPAG, section VI-B).
+        trained: training that comes before, or ``None`` for fresh weights.
+        normalize: whether the network sees normalised images, as in most papers, or plain ones.
+        pick: which images: any (``random``), of ``distinct`` classes, the first ones of one
+            ``writer`` (as SME's public code does), or ``varied`` ones of five writers (NL-SME,
+            section V-C).
+        settings: any other field of :class:`~leakmeter.update.Protocol`; it may also override lr.
+    """
+
+    data: str
+    model: str
+    examples: int
+    epochs: int = 1
+    batch_size: int | None = None
+    lr: float = 0.004
+    shares: Literal["weights", "gradient"] = "weights"
+    init: Literal["default", "uniform", "xavier-normal"] = "default"
+    trained: Pretraining | None = None
+    normalize: bool = True
+    pick: Pick = "random"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> int:
+        """T, the number of local steps."""
+        return self.epochs * -(-self.examples // (self.batch_size or self.examples))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A named recipe with the numbers of the paper whose table it appears in.
+
+    Attributes:
+        name: in :data:`leakmeter.attacks.papers.RECIPES`.
+        iterations: the paper's.
+        options: other keyword arguments.
+    """
+
+    name: str
+    iterations: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One number of a table, or the few that belong together.
+
+    Attributes:
+        setting: what the rows of one comparison have in common, such as ``femnist E=10 N=10``.
+        attack: the method as the table calls it.
+        recipe: what stands for it here.
+        victim: whom it attacks; ``None`` where the row's kind brings its own.
+        paper: the printed numbers by metric.
+        labels_known: whether the attacker is told the labels.
+        kind: how a trial is done; one of :data:`~leakmeter.bench.trial.KINDS`.
+        settings: what that kind needs besides.
+        relative_to: the attack of the same setting whose costs are the unit of the ratios.
+        note: where the row differs from the paper.
+        override: iterations to run instead of the paper's.
+    """
+
+    setting: str
+    attack: str
+    recipe: Recipe
+    victim: Victim | None
+    paper: Mapping[str, float]
+    labels_known: bool = True
+    kind: str = "attack"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    relative_to: str = ""
+    note: str = ""
+    override: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What ``--rows`` is matched with."""
+        return f"{self.setting} {self.attack}"
+
+    @property
+    def iterations(self) -> int:
+        """How many are run."""
+        return self.override or self.recipe.iterations
+
+
+@dataclass(frozen=True)
+class Table:
+    """A published table.
+
+    Attributes:
+        id: on the command line, such as ``sme-2``.
+        title: what it shows.
+        reference: where it was printed.
+        rows: in the paper's order.
+        note: what is left out or differs for the table as a whole.
+    """
+
+    id: str
+    title: str
+    reference: str
+    rows: tuple[Row, ...]
+    note: str = ""
+
+    def select(self, patterns: Sequence[str], iterations: int | None) -> list[Row]:
+        """The rows whose names match any of ``patterns`` (all if none is given).
+
+        Args:
+            patterns: as a shell matches file names, upper and lower case alike.
+            iterations: to run instead of the paper's.
+        """
+        for pattern in patterns:
+            if not any(_matches(row, pattern) for row in self.rows):
+                names = ", ".join(row.name for row in self.rows)
+                raise LeakmeterError(f"--rows {pattern!r} matches no row of {self.id}: {names}")
+        return [
+            replace(row, override=iterations)
+            for row in self.rows
+            if not patterns or any(_matches(row, pattern) for pattern in patterns)
+        ]
+
+
+def _matches(row: Row, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(row.name.lower(), pattern.lower())

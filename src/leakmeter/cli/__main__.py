@@ -1,0 +1,5 @@
+"""``python -m leakmeter.cli``."""
+
+from leakmeter.cli import main
+
+main()

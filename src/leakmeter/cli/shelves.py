@@ -1,0 +1,119 @@
+"""Commands that show what there is, and how well it does on the papers' own tables."""
+
+from __future__ import annotations
+
+import dataclasses
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from leakmeter.cli.options import BUDGET, OUT, PROCESSES, SCENARIO
+
+if TYPE_CHECKING:
+    from leakmeter.federated.defences.base import Defence
+
+
+class Shelf(StrEnum):
+    """What can be listed."""
+
+    ATTACKS = "attacks"
+    DEFENCES = "defences"
+    MODELS = "models"
+    DATASETS = "datasets"
+
+
+def list_(
+    what: Annotated[Shelf | None, typer.Argument(help="All of them if not given.")] = None,
+) -> None:
+    """List attacks, defences, models and datasets."""
+    from leakmeter import data, models
+    from leakmeter.attacks.papers import RECIPES
+    from leakmeter.federated.defences import DEFENCES
+
+    shelves = {
+        Shelf.ATTACKS: {
+            name: f"{(recipe.__doc__ or '').splitlines()[0]}\nNeeds {recipe().needs}."
+            for name, recipe in RECIPES.items()
+        },
+        Shelf.DEFENCES: {name: _told(defence) for name, defence in DEFENCES.items()},
+        Shelf.MODELS: {name: models.describe(name) for name in models.names()},
+        Shelf.DATASETS: {name: data.describe(name) for name in data.names()},
+    }
+    for shelf, entries in shelves.items():
+        if what in (None, shelf):
+            typer.secho(shelf, bold=True)
+            width = max(map(len, entries))
+            for name, about in entries.items():
+                first, *more = about.splitlines()
+                typer.echo(f"  {name:{width}}  {first}")
+                for line in more:
+                    typer.secho(f"  {'':{width}}  {line}", dim=True)
+
+
+def _told(defence: type[Defence]) -> str:
+    """A defence in some lines: what it is, its options, what the attacker knows."""
+    options = ", ".join(
+        field.name if field.default is dataclasses.MISSING else f"{field.name}={field.default}"
+        for field in dataclasses.fields(defence)  # type: ignore[arg-type]
+    )
+    about = (defence.__doc__ or "").splitlines()[0]
+    return f"{about}\nOptions: {options or 'none'}. {defence.known}"
+
+
+def show(scenario: SCENARIO) -> None:
+    """Print the scenario with every default filled in."""
+    from leakmeter.audits import Scenario
+
+    typer.echo(Scenario.load(scenario).dump(), nl=False)
+
+
+def bench(
+    table: Annotated[str, typer.Argument(help="Such as sme-2; 'list' names them all.")] = "list",
+    rows: Annotated[
+        list[str] | None, typer.Option(help="Only rows whose names match, as 'femnist*N=10*'.")
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(help="Of every row: 3, or what fits the budget.", min=1, max=100)
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of cifar100.npz and so on: $LEAKMETER_DATA or data.")
+    ] = None,
+    out: OUT = Path("out/bench"),
+    budget: BUDGET = None,
+    iterations: Annotated[int | None, typer.Option(help="Instead of the papers'.", min=1)] = None,
+    processes: PROCESSES = None,
+) -> None:
+    """Run a published table and set our numbers beside the paper's.
+
+    Run it again to go on after an interruption: finished trials are kept.
+    """
+    from leakmeter.bench.tables import TABLES, find
+
+    if table == "list":
+        width = max(map(len, TABLES))
+        for entry in TABLES.values():
+            typer.echo(f"{entry.id:{width}}  {entry.title} ({len(entry.rows)} rows)")
+        return
+    chosen = find(table)
+
+    from leakmeter.bench import results
+    from leakmeter.bench.run import TableRun, run
+    from leakmeter.bench.sources import default_folder
+    from leakmeter.execution.budget import parse_budget
+
+    asked = TableRun(
+        table=chosen,
+        data=default_folder() if data is None else data,
+        out=out,
+        rows=rows or (),
+        repeats=repeats,
+        iterations=iterations,
+        budget=None if budget is None else parse_budget(budget),
+        processes=processes,
+    )
+    found = run(asked)
+    results.show(chosen, found)
+    results.write(chosen, found, asked.folder, asked.options())
+    typer.echo(f"results: {(asked.folder / 'results.md').resolve()}")

@@ -1,0 +1,250 @@
+"""Local training: the client's own loop, on the user's own module."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from leakmeter.errors import LeakmeterError
+from leakmeter.state import State, digest
+from leakmeter.update import Protocol
+
+if TYPE_CHECKING:
+    from leakmeter.federated.defences.base import Defence
+
+
+def loss_of(protocol: Protocol, logits: Tensor, targets: Tensor) -> Tensor:
+    """The client's loss: cross-entropy of ``logits`` [N, classes] with labels or probabilities."""
+    return functional.cross_entropy(
+        logits,
+        targets,
+        reduction=protocol.reduction,
+        label_smoothing=protocol.label_smoothing,
+    )
+
+
+def per_channel(values: tuple[float, ...], like: Tensor) -> Tensor:
+    """``values`` as a [C, 1, 1] tensor of the type and device of ``like``."""
+    return torch.tensor(values, dtype=like.dtype, device=like.device).view(-1, 1, 1)
+
+
+def normalized(images: Tensor, protocol: Protocol) -> Tensor:
+    """Images [N, C, H, W] in [0, 1] as the network sees them."""
+    normalize = protocol.need("normalize").normalize
+    mean, std = (per_channel(values, images) for values in normalize)
+    return (images - mean) / std
+
+
+def set_mode(model: nn.Module, protocol: Protocol) -> None:
+    """Switch dropout off and batch norm to the protocol's mode."""
+    model.eval()
+    if protocol.batchnorm == "train":
+        for module in model.modules():
+            if isinstance(module, _BatchNorm):
+                module.train()
+
+
+def output_shape(model: nn.Module, images: Tensor) -> tuple[int, ...]:
+    """(classes, ...) of the answer of ``model`` to one of ``images`` [N, C, H, W], in eval mode.
+
+    A network that answers once per example has only classes; one that answers at several places,
+    as a language model does for every word, has their number behind.
+    """
+    probe = copy.deepcopy(model).eval()
+    try:
+        with torch.no_grad():
+            logits = probe(images)
+    except Exception as error:  # the user's own code may raise anything
+        raise LeakmeterError(
+            f"model does not take images of shape {tuple(images.shape[1:])}: "
+            f"{' '.join(str(error).split()) or type(error).__name__}"
+        ) from None
+    if not isinstance(logits, Tensor) or logits.shape[:1] != images.shape[:1] or logits.ndim < 2:
+        raise LeakmeterError("model must return logits [N, classes]")
+    return tuple(logits.shape[1:])
+
+
+def behaviour(model: nn.Module, shape: tuple[int, ...]) -> str:
+    """SHA-256 of what ``model`` computes and trains: weights, frozen names, answer to noise.
+
+    Args:
+        model: any module; its source may have changed while its weights have not.
+        shape: (C, H, W) of an image.
+    """
+    some = next(model.parameters())
+    noise = torch.rand((2, *shape), generator=torch.Generator().manual_seed(0)).to(some)
+    with torch.no_grad():
+        try:
+            # Processors differ in the last bits: of many digits the first ones are the same.
+            answer = copy.deepcopy(model).double().eval()(noise.double())
+            answer = (answer / answer.abs().max().clamp_min(1e-30)).mul(1e6).round().long()
+        except Exception:  # not made for double precision
+            answer = copy.deepcopy(model).eval()(noise)
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return digest({**model.state_dict(), "answer": answer}, repr(trained))
+
+
+def make_optimizer(model: nn.Module, protocol: Protocol) -> torch.optim.Optimizer:
+    """The client's optimiser over the parameters that are not frozen."""
+    known = protocol.need("lr", "optimizer")
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trained:
+        raise LeakmeterError("model has no trainable parameter: all are frozen")
+    lr, weight_decay = known.lr, protocol.weight_decay
+    if protocol.optimizer == "sgd":
+        return torch.optim.SGD(
+            trained,
+            lr=lr,
+            momentum=protocol.momentum,
+            nesterov=protocol.nesterov,
+            weight_decay=weight_decay,
+        )
+    adam = torch.optim.AdamW if protocol.optimizer == "adamw" else torch.optim.Adam
+    return adam(trained, lr=lr, betas=protocol.betas, eps=protocol.eps, weight_decay=weight_decay)
+
+
+def check_batch(model: nn.Module, protocol: Protocol, smallest: int) -> None:
+    """Refuse batch statistics of a single example: they do not exist, or say nothing."""
+    normed = any(isinstance(module, _BatchNorm) for module in model.modules())
+    if normed and protocol.batchnorm == "train" and smallest == 1:
+        raise LeakmeterError(
+            "batchnorm is train but a batch has one example: choose a batch_size that leaves "
+            "no single one over, or batchnorm eval"
+        )
+
+
+def snapshot(model: nn.Module) -> State:
+    """A copy of the whole state, detached."""
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+class Training(NamedTuple):
+    """What a client's loop runs on; a defence may put others in their place.
+
+    Attributes:
+        model: what is called; its parameters are those of the client's network.
+        optimizer: over the parameters that are trained.
+        batches: gives (inputs [B, C, H, W], labels [B]) of one epoch at a time.
+        undo: closed when the training is over; restores the client's network.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batches: Callable[[], Iterable[tuple[Tensor, Tensor]]]
+    undo: ExitStack
+
+
+def train_locally(
+    model: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    protocol: Protocol,
+    *,
+    seed: int,
+    on_step: Callable[[State], None] | None = None,
+    defences: Sequence[Defence] = (),
+    draws: torch.Generator | None = None,
+) -> None:
+    """Train ``model`` in place for E epochs of batches of B, shuffled anew in every epoch.
+
+    Args:
+        model: changed in place.
+        inputs: [N, C, H, W], already normalised.
+        labels: [N] integers.
+        protocol: epochs, batch size, optimiser, loss and batch-norm mode.
+        seed: decides the order of the examples.
+        on_step: called with a copy of the whole state after every step.
+        defences: of the client, which may change how it trains.
+        draws: what they draw from.
+    """
+    known = protocol.need("epochs", "batch_size")
+    last = len(inputs) % known.batch_size or min(known.batch_size, len(inputs))
+    check_batch(model, protocol, last)
+    set_mode(model, protocol)
+    order = torch.Generator().manual_seed(seed)
+    draws = torch.Generator() if draws is None else draws
+
+    def batches() -> Iterable[tuple[Tensor, Tensor]]:
+        shuffled = torch.randperm(len(inputs), generator=order).to(inputs.device)
+        for batch in shuffled.split(known.batch_size):
+            yield inputs[batch], labels[batch]
+
+    with ExitStack() as undo:
+        training = Training(model, make_optimizer(model, protocol), batches, undo)
+        for defence in defences:
+            training = defence.training(training, inputs, labels, protocol, draws)
+        for _ in range(known.epochs):
+            for x, y in training.batches():
+                training.optimizer.zero_grad()
+                descend(training.model, model, x, y, protocol, defences, draws)
+                training.optimizer.step()
+                if on_step is not None:
+                    on_step(snapshot(model))
+
+
+def whole_gradient(
+    model: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    protocol: Protocol,
+    *,
+    defences: Sequence[Defence] = (),
+    draws: torch.Generator,
+) -> State:
+    """The gradient of the loss over all examples, by name, as the defences make it.
+
+    Args:
+        model: switched to the protocol's mode, else not changed.
+        inputs: [N, C, H, W], already normalised.
+        labels: [N] integers.
+        protocol: optimiser, loss and batch-norm mode.
+        defences: of the client.
+        draws: what they draw from.
+    """
+    check_batch(model, protocol, len(inputs))
+    set_mode(model, protocol)
+    with ExitStack() as undo:
+        optimizer = make_optimizer(model, protocol)
+        training = Training(model, optimizer, lambda: [(inputs, labels)], undo)
+        for defence in defences:
+            training = defence.training(training, inputs, labels, protocol, draws)
+        training.optimizer.zero_grad()
+        descend(training.model, model, inputs, labels, protocol, defences, draws)
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    return {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in trained.items()}
+
+
+def descend(
+    called: nn.Module,
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    protocol: Protocol,
+    defences: Sequence[Defence],
+    draws: torch.Generator,
+) -> None:
+    """Leave the gradient of one batch in the parameters, as the defences make it.
+
+    Args:
+        called: ``model``, or what a defence wrapped around it.
+        model: the client's network.
+        x: normalised images [B, C, H, W].
+        y: labels [B].
+        protocol: of the client.
+        defences: of the client.
+        draws: what they draw from.
+    """
+    if len(x):  # a defence that samples batches may leave one empty
+        loss = loss_of(protocol, called(x), y)
+        for defence in defences:
+            loss = loss + defence.penalty(model) * (len(x) if protocol.reduction == "sum" else 1)
+        loss.backward()
+    for defence in defences:
+        defence.gradient(model, x, draws)

@@ -1,0 +1,211 @@
+"""Updates recorded while a training runs, or made from two files of weights.
+
+Recording only looks. It does not change the training, and what goes wrong with it (a full disk,
+weights that are not numbers) is logged as a warning and does not end the training.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from leakmeter.data import normalization
+from leakmeter.errors import LeakmeterError, require, validation_errors
+from leakmeter.federated.client import resolve_normalization
+from leakmeter.federated.local import snapshot
+from leakmeter.state import State, read_safetensors
+from leakmeter.update import Protocol, Update
+
+LOG = logging.getLogger("leakmeter")
+
+
+@contextmanager
+def record(
+    model: nn.Module, path: str | Path, *, num_examples: int, **protocol: Any
+) -> Iterator[None]:
+    """Record what the ``with`` block's training does to ``model`` as an update at ``path``.
+
+    A block that raises is not recorded.
+
+    Args:
+        model: what the block trains, as it was received.
+        path: of the safetensors file to write; its folder is made.
+        num_examples: how many examples the block trains on.
+        protocol: fields of :class:`~leakmeter.update.Protocol`. What is left out stays unknown
+            to the attacker. ``normalize`` may be the name of a data set, or ``none``.
+    """
+    require("num_examples", num_examples, least=1)
+    known = told(protocol)
+    before = snapshot(model)
+    _check_unwrapped(before)
+    yield
+    try:
+        update = Update(
+            before=before, after=snapshot(model), num_examples=num_examples, protocol=known
+        )
+        _write(update, Path(path))
+    except Exception as problem:
+        LOG.warning("%s is not recorded: %s", path, problem)
+
+
+def update_from_files(
+    before: str | Path, after: str | Path, *, num_examples: int, **protocol: Any
+) -> Update:
+    """An update from two files that hold a ``state_dict`` each.
+
+    Args:
+        before: the weights that the client received: ``.safetensors``, or what ``torch.save``
+            wrote. The latter is opened for its tensors alone; a file that wants more is refused.
+        after: the weights that it sent back.
+        num_examples: how many examples the client trained on.
+        protocol: fields of :class:`~leakmeter.update.Protocol`, as in :func:`record`.
+    """
+    return Update(
+        before=_read_state(Path(before)),
+        after=_read_state(Path(after)),
+        num_examples=num_examples,
+        protocol=told(protocol),
+    )
+
+
+class Recorder:
+    """Writes the updates of a federated run as ``FOLDER/round-0001/client-NAME.safetensors``.
+
+    Args:
+        folder: for the records. Give every run a folder of its own.
+        every: only every so many rounds; with 5 that is rounds 5, 10, 15 and so on.
+        clients: only these, or all.
+        per_round: at most so many clients of a round, or all.
+        protocol: fields of :class:`~leakmeter.update.Protocol`, as in :func:`record`.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        every: int = 1,
+        clients: Collection[int | str] | None = None,
+        per_round: int | None = None,
+        **protocol: Any,
+    ) -> None:
+        require("every", every, least=1)
+        if per_round is not None:
+            require("per_round", per_round, least=1)
+        told(protocol)
+        self.folder = Path(folder).absolute()
+        self.every = every
+        self.clients = None if clients is None else frozenset(clients)
+        self.per_round = per_round
+        self.protocol = protocol
+        self._kept: Counter[int] = Counter()
+        self._complained = False
+
+    def wants(self, turn: int, client: int | str) -> bool:
+        """Whether ``client`` is to be recorded in round ``turn``."""
+        return (
+            turn % self.every == 0
+            and (self.clients is None or client in self.clients)
+            and (self.per_round is None or self._kept[turn] < self.per_round)
+        )
+
+    def keep(self, turn: int, client: int | str, make: Callable[[], Update]) -> None:
+        """Write what ``make`` returns, if it is wanted. Never raises."""
+        if not self.wants(turn, client):
+            return
+        try:
+            name = f"client-{client}.safetensors"
+            _write(make(), self.folder / f"round-{turn:04}" / name)
+            self._kept[turn] += 1
+        except Exception as problem:
+            self.complain(f"round {turn}, client {client} is not recorded: {problem}")
+
+    def complain(self, words: str) -> None:
+        """Log a warning, once: a full disk would otherwise be mentioned for every client."""
+        if self._complained:
+            LOG.debug(words)
+            return
+        self._complained = True
+        LOG.warning("%s (the run goes on; more of this is logged at level DEBUG)", words)
+
+
+def told(fields: dict[str, Any]) -> Protocol:
+    """The protocol of ``fields``; ``normalize`` may be the name of a data set, or ``none``."""
+    name = fields.get("normalize")
+    if name == "none":
+        if not fields.get("input_shape"):
+            raise LeakmeterError("normalize is none, of how many channels? Give input_shape, too")
+        fields = fields | {"normalize": resolve_normalization(None, fields["input_shape"][0])}
+    elif isinstance(name, str):
+        fields = fields | {"normalize": normalization(name)}
+    try:
+        return Protocol(**fields)
+    except ValidationError as error:
+        raise LeakmeterError(validation_errors(error, Protocol)[0]) from None
+
+
+def same_precision(before: State, after: State) -> tuple[State, State]:
+    """Both states in the types that the client computed with.
+
+    A server's average may be wider than the weights it was made of (a mean of integer counters is
+    no integer): the client cast it back. A client may send fewer bits than it computed with.
+    """
+    before, after = dict(before), dict(after)
+    for name in before.keys() & after.keys():
+        if after[name].is_floating_point() and after[name].itemsize < 4:
+            after[name] = after[name].to(before[name].dtype)
+        else:
+            before[name] = before[name].to(after[name].dtype)
+    return before, after
+
+
+def _check_unwrapped(state: State) -> None:
+    """Refuse what Opacus, torch.compile or DataParallel put around a network: names change."""
+    for inner in ("_module", "_orig_mod", "module"):
+        if state and all(name.startswith(f"{inner}.") for name in state):
+            raise LeakmeterError(
+                f"model is wrapped, and the server does not know its names: record model.{inner}, "
+                "which is trained all the same"
+            )
+
+
+def _write(update: Update, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    update.save(path)
+
+
+def _read_state(path: Path) -> State:
+    state = read_safetensors(path)[0] if path.suffix == ".safetensors" else _unpickle(path)
+    if not isinstance(state, dict) or not all(_is_plain(value) for value in state.values()):
+        raise LeakmeterError(f"{path} is no state dict: write model.state_dict() alone")
+    return {str(name): tensor.detach() for name, tensor in state.items()}
+
+
+def _is_plain(value: object) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and value.layout is torch.strided
+        and not value.is_quantized
+        and not value.is_meta
+    )
+
+
+def _unpickle(path: Path) -> object:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise LeakmeterError(f"cannot read {path}: {error.strerror}") from None
+    except Exception:
+        # A pickle that is hostile or damaged may fail in any way. What torch says is not repeated:
+        # it suggests to open the file without protection.
+        raise LeakmeterError(
+            f"{path} holds more than tensors, or is damaged, and is not opened: "
+            "write it with torch.save(model.state_dict(), path) or as safetensors"
+        ) from None
