@@ -38,7 +38,7 @@ VARIED: dict[str, tuple[Any, ...]] = {
     "every": (10, 50),
     "tv": (0.002, 0.03),
     "damping": (0.03, 0.3),
-    "switching": (0.0, 0.02, 0.1),
+    "relu_curvature": (0.0, 0.02, 0.1),
 }
 
 

@@ -1,11 +1,11 @@
 """Draws the pictures of the README and the docs from what some commands leave behind.
 
 make demo
-leakmeter audit examples/defences.yaml --out out/defences
+leakmeter audit examples/defenses.yaml --out out/defenses
 leakmeter audit examples/many_steps.yaml --out out/many_steps
-python docs/figures.py out/demo out/defences out/ways out/many_steps
+python docs/figures.py out/demo out/defenses out/ways out/many_steps
 
-The third is the folder of the tutorial's audit of defences.
+The third is the folder of the tutorial's audit of defenses.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def strip(out: Path, name: str) -> None:
     figure.savefig(IMAGES / name, dpi=110, facecolor="white")
 
 
-def screenshots(demo: Path, defences: Path, ways: Path) -> None:
+def screenshots(demo: Path, defenses: Path, ways: Path) -> None:
     """Parts of the reports, as a browser shows them."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
@@ -64,7 +64,7 @@ def screenshots(demo: Path, defences: Path, ways: Path) -> None:
             "path .charts",
         ):
             page.locator(f"#{part}").screenshot(path=IMAGES / f"{part.split()[0]}.png")
-        page.goto((defences / "report.html").resolve().as_uri())
+        page.goto((defenses / "report.html").resolve().as_uri())
         for part in ("verdict", "matrix", "frontier"):
             page.locator(f"#{part}").screenshot(path=IMAGES / f"{part}.png")
         page.goto((ways / "report.html").resolve().as_uri())
@@ -73,7 +73,7 @@ def screenshots(demo: Path, defences: Path, ways: Path) -> None:
 
 
 if __name__ == "__main__":
-    demo, defences, ways, many_steps = map(Path, sys.argv[1:])
+    demo, defenses, ways, many_steps = map(Path, sys.argv[1:])
     strip(demo, "demo.png")
     strip(many_steps, "many_steps.png")
-    screenshots(demo, defences, ways)
+    screenshots(demo, defenses, ways)

@@ -1,13 +1,13 @@
-"""A new prior in twenty lines: colour changes more slowly than brightness.
+"""A new prior in twenty lines: color changes more slowly than brightness.
 
     python examples/new_prior.py [ITERATIONS]
 
-A prior says what is known about pictures before any update is seen. Attacks know that neighbouring
-pixels are alike (total variation). In photographs that holds for colour even more than for
+A prior says what is known about pictures before any update is seen. Attacks know that neighboring
+pixels are alike (total variation). In photographs that holds for color even more than for
 brightness: edges are mostly edges of light. So the new prior asks what is left of a pixel when its
 brightness is taken away to change little from pixel to pixel. Takes a minute.
 
-What comes of it: 25.1 instead of 23.9 dB with 80 iterations. Not all of that is owed to colour:
+What comes of it: 25.1 instead of 23.9 dB with 80 iterations. Not all of that is owed to color:
 twice the total variation alone gives 24.3. Both weights were chosen on this very client.
 """
 
@@ -24,11 +24,11 @@ from leakmeter.attacks.problem import Problem
 
 
 @dataclass(frozen=True)
-class ColourVariation(TotalVariation):
+class ColorVariation(TotalVariation):
     """``weight * (mean |dx| + mean |dy|)`` of each channel's difference to the brightness."""
 
     def penalty(self, x: Tensor, problem: Problem) -> Tensor:
-        """Total variation of colour alone; ``x`` are normalised images [N, 3, H, W]."""
+        """Total variation of color alone; ``x`` are normalized images [N, 3, H, W]."""
         pixels = problem.pixels(x)
         return super().penalty(pixels - pixels.mean(1, keepdim=True), problem)
 
@@ -43,8 +43,8 @@ def main(iterations: int = 80) -> None:
 
     # More total variation than SME's paper takes is better here, with or without the new prior.
     sme = lm.papers.sme(iterations, tv=0.06)
-    coloured = replace(sme, priors=(*sme.priors, ColourVariation(0.1)))
-    for name, attack in (("SME", sme), ("SME and colour", coloured)):
+    colored = replace(sme, priors=(*sme.priors, ColorVariation(0.1)))
+    for name, attack in (("SME", sme), ("SME and color", colored)):
         found = attack.run(model, update, compiling="never")
         psnr = lm.measure.images(found.images, images).psnr.mean()
         print(f"{name:15} {psnr:.1f} dB", flush=True)

@@ -6,7 +6,7 @@ The client is ordinary PyTorch code. A `with` around its training records what i
 without and once with differential privacy, and both records are attacked alike. Needs the extra
 ``dp``: pip install --constraint constraints.txt '.[dp]'. Takes a minute.
 
-What comes of it: seven of eight photographs are recognised without privacy, none with it.
+What comes of it: seven of eight photographs are recognized without privacy, none with it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def main(iterations: int = 100) -> None:
         scores, _ = lm.measure.score(found, images, labels, data.images[8:], data.labels[8:])
         print(
             f"{'with Opacus' if private else 'without':12} epsilon {epsilon:5.1f}"
-            f"  recognised {sum(scores.recognised)} of {len(images)}"
+            f"  recognized {sum(scores.recognized)} of {len(images)}"
             f"  PSNR {sum(scores.psnr) / len(images):.1f} dB"
             f"  labels right {scores.label_accuracy:.0%}",
             flush=True,

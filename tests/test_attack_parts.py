@@ -47,7 +47,7 @@ def test_cosine_and_euclidean_follow_their_formulas() -> None:
     assert Euclidean().against(seen(a))(a) == 0
 
 
-def test_total_variation_is_the_mean_absolute_difference_of_neighbours() -> None:
+def test_total_variation_is_the_mean_absolute_difference_of_neighbors() -> None:
     x = torch.tensor([[[[0.0, 1.0], [3.0, 3.0]]]])
     problem = problem_of(tiny_update())
     penalty = TotalVariation(0.1).penalty(x, problem)
@@ -141,7 +141,7 @@ def test_the_sign_of_the_gradient_forgets_its_size() -> None:
 
 
 @pytest.mark.parametrize("deviation", [1.0, 0.2])
-def test_relative_steps_are_as_long_however_the_client_normalises(deviation: float) -> None:
+def test_relative_steps_are_as_long_however_the_client_normalizes(deviation: float) -> None:
     model, (images, labels) = tiny(), examples()
     client = lm.Client(model, images, labels, lr=0.1, normalize=((0.4,), (deviation,)))
     attack = MatchedAttack(
@@ -149,7 +149,7 @@ def test_relative_steps_are_as_long_however_the_client_normalises(deviation: flo
         distance=Cosine(),
         solver=Adam(lr=0.1, relative=True, iterations=1, sign=True),
         priors=(),
-        start="grey",
+        start="gray",
     )
     found = attack.run(model, client.train(), labels=labels).images
     assert (found - 0.5).abs().max().item() == pytest.approx(0.1)
@@ -325,7 +325,7 @@ BAD_PARTS: dict[str, tuple[Callable[[], object], str]] = {
     "no restart": (lambda: papers.dlg(restarts=0), "restarts is 0: use 1 or more"),
     "misspelt start": (
         lambda: papers.sapag(start=cast("Any", "gray")),
-        "did you mean 'grey'",
+        "did you mean 'gray'",
     ),
 }
 

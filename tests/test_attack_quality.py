@@ -115,7 +115,7 @@ def test_switching_reads_more_from_one_gradient(cifar100: lm.data.Dataset) -> No
         priors=(TotalVariation(1e-4, summed=True), Box()),
     )
     psnr, match = [], []
-    for attack in (replace(point, switching=0.0), point):
+    for attack in (replace(point, relu_curvature=0.0), point):
         found = attack.run(model, update, labels=labels)
         psnr.append(lm.measure.images(found.images, images).psnr.mean().item())
         match.append(found.history["match"][-1].item())

@@ -460,12 +460,12 @@ def test_a_trained_network_has_not_seen_what_is_attacked(
 
 def test_weights_start_as_sapag_says() -> None:
     model = models.build("lenet5-sapag", classes=10)
-    victim.initialise(model, "xavier-normal", 0)
+    victim.initialize(model, "xavier-normal", 0)
     weights = dict(model.named_parameters())
     fan = 5 * 5 * (12 + 12)
     assert weights["conv2.weight"].std().item() == pytest.approx((2 / fan) ** 0.5, rel=0.1)
     assert not weights["conv2.bias"].any()
-    victim.initialise(model, "uniform", 0)
+    victim.initialize(model, "uniform", 0)
     assert 0.4 < weights["fc.weight"].max().item() <= 0.5
 
 

@@ -373,7 +373,7 @@ LEAKING = {
     "data": {"source": "faces"},
     "client": {"examples": 1, "shares": "gradient"},
     "attacks": [{"name": "closed_form"}],
-    "defences": ["none", {"name": "noise", "options": {"clip": 1e-3, "multiplier": 10}}],
+    "defenses": ["none", {"name": "noise", "options": {"clip": 1e-3, "multiplier": 10}}],
 }
 
 
@@ -417,8 +417,8 @@ def test_advice_turns_the_knobs(desk: Path, leakmeter: Callable[..., Run]) -> No
     assert twice.code == 2
 
 
-def test_defences_are_listed_with_what_the_attacker_knows(leakmeter: Callable[..., Run]) -> None:
-    out = leakmeter("list defences").out
+def test_defenses_are_listed_with_what_the_attacker_knows(leakmeter: Callable[..., Run]) -> None:
+    out = leakmeter("list defenses").out
     assert "top_k" in out
     assert "Options: keep." in out
     assert "rank=4, alpha=8.0" in out

@@ -205,9 +205,9 @@ def test_npz_needs_only_images_and_labels(tmp_path: Path) -> None:
     assert own.writer is None
 
 
-def test_size_cuts_the_centre_square_then_resizes(tmp_path: Path) -> None:
+def test_size_cuts_the_center_square_then_resizes(tmp_path: Path) -> None:
     images = np.zeros((1, 8, 16), np.uint8)
-    images[:, :, 4:8], images[:, :, 8:12] = 100, 200  # the centre square's two halves
+    images[:, :, 4:8], images[:, :, 8:12] = 100, 200  # the center square's two halves
     spec = write_npz(tmp_path / "own.npz", images=images, labels=np.array([0]))
     assert np.array_equal(bytes_of(data.load(spec, size=8))[..., 0], images[:, :, 4:12])
     small = data.load(spec, size=4).images[0, 0] * 255
@@ -331,23 +331,23 @@ def write_picture(path: Path, values: NDArray[Any]) -> None:
 
 
 def test_folder_round_trip(tmp_path: Path) -> None:
-    cat, dog, grey = pixels(4, 6, 3), pixels(4, 6, 3), pixels(4, 6)
+    cat, dog, gray = pixels(4, 6, 3), pixels(4, 6, 3), pixels(4, 6)
     write_picture(tmp_path / "dog" / "b.png", dog)
     write_picture(tmp_path / "cat" / "z.PNG", cat)
-    write_picture(tmp_path / "dog" / "a.bmp", grey)
+    write_picture(tmp_path / "dog" / "a.bmp", gray)
     (tmp_path / "dog" / "notes.txt").write_text("not a picture")
     (tmp_path / ".cache").mkdir()
     own = data.load(f"folder:{tmp_path}")
     assert own.class_names == ("cat", "dog")
     assert own.labels.tolist() == [0, 1, 1]
     assert (own.name, own.shape, own.normalization) == (tmp_path.name, (3, 4, 6), None)
-    assert np.array_equal(bytes_of(own), [cat, np.stack([grey] * 3, axis=-1), dog])
+    assert np.array_equal(bytes_of(own), [cat, np.stack([gray] * 3, axis=-1), dog])
 
 
-def test_folder_of_greyscale_has_one_channel(tmp_path: Path) -> None:
-    grey = pixels(5, 5)
-    write_picture(tmp_path / "only" / "a.png", grey)
-    assert np.array_equal(bytes_of(data.load(f"folder:{tmp_path}"))[0, ..., 0], grey)
+def test_folder_of_grayscale_has_one_channel(tmp_path: Path) -> None:
+    gray = pixels(5, 5)
+    write_picture(tmp_path / "only" / "a.png", gray)
+    assert np.array_equal(bytes_of(data.load(f"folder:{tmp_path}"))[0, ..., 0], gray)
 
 
 def test_folder_of_several_sizes_needs_size(tmp_path: Path) -> None:

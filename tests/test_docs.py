@@ -136,13 +136,13 @@ def test_a_gate_is_shown_as_it_is_and_decides(
 
 def one_face(noise: float) -> str:
     """A scenario of an instant: exact without noise."""
-    defence = {"label": "ours", "name": "noise", "options": {"clip": 1, "multiplier": noise}}
+    defense = {"label": "ours", "name": "noise", "options": {"clip": 1, "multiplier": noise}}
     scenario = {
         "model": {"name": "mlp"},
         "data": {"source": "faces"},
         "client": {"examples": 1, "shares": "gradient"},
         "attacks": [{"name": "closed_form"}],
-        "defences": [defence],
+        "defenses": [defense],
     }
     return json.dumps(scenario)
 

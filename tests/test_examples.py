@@ -31,13 +31,13 @@ def numbers(output: str, form: str) -> list[float]:
 
 
 def opacus_hides(output: str) -> None:
-    plain, private = numbers(output, "recognised # of 8")
+    plain, private = numbers(output, "recognized # of 8")
     assert plain >= 5
     assert private == 0
     assert numbers(output, r"epsilon +#")[-1] < 20
 
 
-def colour_helps(output: str) -> None:
+def color_helps(output: str) -> None:
     without, with_it = numbers(output, "# dB")
     assert with_it > without + 0.5
 
@@ -63,7 +63,7 @@ def tokens_are_read(output: str) -> None:
     ("script", "options", "check"),
     [
         ("opacus_client.py", [], opacus_hides),
-        ("new_prior.py", ["60"], colour_helps),
+        ("new_prior.py", ["60"], color_helps),
         ("new_attack.py", ["60"], simpson_beats_ig),
         ("text.py", ["--iterations", "200"], words_are_read),
         ("transformer.py", ["200"], tokens_are_read),
@@ -84,7 +84,7 @@ def test_own_model_and_own_pictures(tmp_path: Path) -> None:
     assert len(list(folder.glob("images/*/*.png"))) == 128
     program, *options = shown[2].split()
     output = run(Path(sys.executable).with_name(program), *options, cwd=folder)
-    assert "All 4 training images could be read out of this update and recognised" in output
+    assert "All 4 training images could be read out of this update and recognized" in output
     assert (folder / "out" / "report.html").exists()
 
 

@@ -233,5 +233,5 @@ def test_one_number_wherever_it_is_printed(
     assert stored["configurations"][0]["level"] == found.level
 
 
-def other(defence: str) -> Any:
-    return replace(PROVENANCE.configurations[0], defence=defence)
+def other(defense: str) -> Any:
+    return replace(PROVENANCE.configurations[0], defense=defense)

@@ -124,9 +124,9 @@ def test_small_images_are_enlarged(
     assert torch.equal(network.embed(images), network.embed(by_hand))
 
 
-def test_grey_images_have_three_equal_channels(network: Lpips) -> None:
-    grey = some(2, 1, 64, 64)
-    torch.testing.assert_close(network.embed(grey), network.embed(grey.repeat(1, 3, 1, 1)))
+def test_gray_images_have_three_equal_channels(network: Lpips) -> None:
+    gray = some(2, 1, 64, 64)
+    torch.testing.assert_close(network.embed(gray), network.embed(gray.repeat(1, 3, 1, 1)))
 
 
 def embedded(monkeypatch: pytest.MonkeyPatch) -> list[int]:

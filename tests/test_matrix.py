@@ -1,4 +1,4 @@
-"""Audits with several configurations: settings that vary, defences, and what those cost."""
+"""Audits with several configurations: settings that vary, defenses, and what those cost."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from leakmeter.attacks.problem import Problem
 from leakmeter.audits import Scenario, knobs, run
 from leakmeter.audits.setting import Setting, sent
 from leakmeter.execution.executors import Cache
-from leakmeter.federated.defences import DEFENCES
-from leakmeter.federated.defences.base import moved
-from leakmeter.federated.defences.compress import TopK
+from leakmeter.federated.defenses import DEFENSES
+from leakmeter.federated.defenses.base import moved
+from leakmeter.federated.defenses.compress import TopK
 
 SMALL: dict[str, Any] = {
     "model": {"name": "mlp"},
@@ -45,7 +45,7 @@ def test_settings_are_all_combinations_of_what_varies() -> None:
     assert all(single.vary == {} for _, single in settings)
 
 
-def test_another_data_set_brings_its_own_normalisation() -> None:
+def test_another_data_set_brings_its_own_normalization() -> None:
     varied = scenario(vary={"data.source": ["photos", "npz:x.npz"]})
     assert [single.client.normalize for _, single in varied.settings()] == ["photos", None]
 
@@ -56,7 +56,7 @@ def test_another_data_set_brings_its_own_normalisation() -> None:
         ("none", "none", []),
         ("lora", "lora", ["lora"]),
         ({"name": "top_k", "options": {"keep": 0.5}}, "top_k keep=0.5", ["top_k"]),
-        ({"label": "mine", "name": "quantise", "options": {"bits": 4}}, "mine", ["quantise"]),
+        ({"label": "mine", "name": "quantize", "options": {"bits": 4}}, "mine", ["quantize"]),
         (
             {"parts": [{"name": "top_k", "options": {"keep": 0.5}}, {"name": "lora"}]},
             "top_k keep=0.5 + lora",
@@ -64,16 +64,16 @@ def test_another_data_set_brings_its_own_normalisation() -> None:
         ),
     ],
 )
-def test_defences_are_spelt_shortly(spelt: Any, label: str, names: list[str]) -> None:
-    (protection,) = scenario(defences=[spelt]).defences
+def test_defenses_are_spelt_shortly(spelt: Any, label: str, names: list[str]) -> None:
+    (protection,) = scenario(defenses=[spelt]).defenses
     assert protection.label == label
     assert [part.name for part in protection.parts] == names
-    assert [type(each) for each in protection.build()] == [DEFENCES[name] for name in names]
+    assert [type(each) for each in protection.build()] == [DEFENSES[name] for name in names]
 
 
-def test_every_defence_meets_every_attack_and_nothing_is_done_twice(tmp_path: Path) -> None:
+def test_every_defense_meets_every_attack_and_nothing_is_done_twice(tmp_path: Path) -> None:
     wanted = scenario(
-        defences=["none", {"name": "top_k", "options": {"keep": 0.1}}],
+        defenses=["none", {"name": "top_k", "options": {"keep": 0.1}}],
         vary={"client.epochs": [1, 2]},
         utility={"rounds": 2, "clients": 3, "seeds": 2},
     )
@@ -96,14 +96,14 @@ def test_every_defence_meets_every_attack_and_nothing_is_done_twice(tmp_path: Pa
 
 def test_undefended_clients_are_what_they_were(tmp_path: Path) -> None:
     (alone,), _ = run(scenario(), tmp_path / "alone")
-    (among, _), _ = run(scenario(defences=["none", "lora"]), tmp_path / "among")
+    (among, _), _ = run(scenario(defenses=["none", "lora"]), tmp_path / "among")
     assert torch.equal(alone.found.images, among.found.images)
     assert alone.straightness is not None
 
 
 def test_a_sum_of_clients_is_attacked_as_a_whole(tmp_path: Path) -> None:
-    defences = ["none", {"name": "secure_aggregation", "options": {"clients": 3}}]
-    (one, three), provenance = run(scenario(defences=defences), tmp_path)
+    defenses = ["none", {"name": "secure_aggregation", "options": {"clients": 3}}]
+    (one, three), provenance = run(scenario(defenses=defenses), tmp_path)
     assert one.truth is not None
     assert three.truth is not None
     assert len(three.truth.images) == 12
@@ -114,17 +114,17 @@ def test_a_sum_of_clients_is_attacked_as_a_whole(tmp_path: Path) -> None:
 
 
 def test_sums_of_more_clients_than_there_are_images_for_are_refused(tmp_path: Path) -> None:
-    defences = [{"name": "secure_aggregation", "options": {"clients": 50}}]
+    defenses = [{"name": "secure_aggregation", "options": {"clients": 50}}]
     with pytest.raises(lm.LeakmeterError, match=r"sums 50 clients of 4 images.*fewer clients"):
-        run(scenario(defences=defences), tmp_path / "out")
+        run(scenario(defenses=defenses), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_an_unaware_attack_is_not_told_how_updates_are_sent(tmp_path: Path) -> None:
     attacks = [{"name": "ig", "options": {"iterations": 3}, "aware": aware} for aware in (1, 0)]
     attacks[1]["label"] = "unaware"
-    defences = [{"name": "top_k", "options": {"keep": 0.1}}]
-    aware, unaware = run(scenario(attacks=attacks, defences=defences), tmp_path)[0]
+    defenses = [{"name": "top_k", "options": {"keep": 0.1}}]
+    aware, unaware = run(scenario(attacks=attacks, defenses=defenses), tmp_path)[0]
     assert (aware.protocol.sparse, unaware.protocol.sparse) == (True, False)
     assert not torch.equal(aware.found.images, unaware.found.images)
 
@@ -145,7 +145,7 @@ def test_knobs_are_turned_one_at_a_time(tmp_path: Path) -> None:
     client = {"examples": 4, "epochs": 4, "batch_size": 2, "lr": 0.05}
     base = scenario(client=client, utility={"rounds": 1, "clients": 2})
     turned = knobs(base)
-    labels = [label or single.defences[0].label for label, single in turned]
+    labels = [label or single.defenses[0].label for label, single in turned]
     assert labels[0] == "none"
     assert {"epochs=1", "epochs=16", "batch_size=1", "batch_size=4", "examples=16"} < set(labels)
     assert sum("noise" in label for label in labels) == 4
@@ -158,11 +158,11 @@ def test_knobs_are_turned_one_at_a_time(tmp_path: Path) -> None:
 
 def test_noise_knobs_are_sized_by_the_update() -> None:
     base = scenario()
-    found = [single for label, single in knobs(base) if "noise" in single.defences[0].label]
+    found = [single for label, single in knobs(base) if "noise" in single.defenses[0].label]
     cache, setting = Cache(), Setting.of(base)
     plain, noisy = (
         sent(cache, setting, protection.build(), 0, False).update
-        for protection in (base.defences[0], found[1].defences[0])
+        for protection in (base.defenses[0], found[1].defenses[0])
     )
 
     def norm(update: lm.Update) -> float:
@@ -175,10 +175,10 @@ def test_noise_knobs_are_sized_by_the_update() -> None:
 
 
 def test_knobs_refuse_a_scenario_that_turns_its_own() -> None:
-    with pytest.raises(lm.LeakmeterError, match="take vary and defences out"):
+    with pytest.raises(lm.LeakmeterError, match="take vary and defenses out"):
         knobs(scenario(vary={"client.epochs": [1, 2]}))
-    with pytest.raises(lm.LeakmeterError, match="take vary and defences out"):
-        knobs(scenario(defences=["none", "lora"]))
+    with pytest.raises(lm.LeakmeterError, match="take vary and defenses out"):
+        knobs(scenario(defenses=["none", "lora"]))
 
 
 def test_an_attack_that_knows_what_was_left_out_sees_more(photos: lm.data.Dataset) -> None:
@@ -206,7 +206,7 @@ def test_an_attack_that_ignores_what_was_falsified_sees_more(photos: lm.data.Dat
     images, labels = photos.images[:4], photos.labels[:4]
     fresh = lm.models.build("cnn-cifar", classes=photos.classes)
     settings: dict[str, Any] = {"epochs": 3, "lr": 0.02, "normalize": "photos"}
-    client = lm.Client(fresh, images, labels, defences=[DEFENCES["precode"]()], **settings)
+    client = lm.Client(fresh, images, labels, defenses=[DEFENSES["precode"]()], **settings)
     sent = client.train()
     assert "fc2.encoder.weight" in sent.protocol.distorted
     found = {}
@@ -225,33 +225,33 @@ def test_labels_of_a_sparse_update_are_read_from_the_rows(photos: lm.data.Datase
         some = torch.randperm(len(photos), generator=torch.Generator().manual_seed(seed))[:8]
         images, labels = photos.images[some], photos.labels[some]
         model = lm.models.build("cnn-cifar", classes=photos.classes, seed=seed)
-        defences = [TopK(keep=0.2)]
-        update = lm.Client(model, images, labels, epochs=5, defences=defences).train()
+        defenses = [TopK(keep=0.2)]
+        update = lm.Client(model, images, labels, epochs=5, defenses=defenses).train()
         found = Automatic().recover(Problem.of(model, update, None))
         right.append(lm.measure.label_accuracy(found, labels))
     assert sum(right) / len(right) > 0.7, right
 
 
 def test_labels_that_were_not_sent_are_learned(tmp_path: Path) -> None:
-    defences = [{"name": "withhold", "options": {"last": 1}}]
-    (found,), _ = run(scenario(defences=defences), tmp_path)
+    defenses = [{"name": "withhold", "options": {"last": 1}}]
+    (found,), _ = run(scenario(defenses=defenses), tmp_path)
     assert not found.found.labels_known
     assert found.finding is not None
 
 
 def test_what_unaware_attacks_do_not_use_is_reported_as_ignored(tmp_path: Path) -> None:
     attacks = [{"name": "ig", "options": {"iterations": 2}, "aware": False}]
-    defences = [{"name": "top_k", "options": {"keep": 0.1}}]
-    (row,) = run(scenario(attacks=attacks, defences=defences), tmp_path)[1].configurations
+    defenses = [{"name": "top_k", "options": {"keep": 0.1}}]
+    (row,) = run(scenario(attacks=attacks, defenses=defenses), tmp_path)[1].configurations
     assert row.ignored == ("top_k",)
     assert row.adaptive == ()
 
 
 def test_bytes_are_those_of_one_client_of_a_sum(tmp_path: Path) -> None:
-    rounded = {"name": "quantise", "options": {"bits": 8}}
+    rounded = {"name": "quantize", "options": {"bits": 8}}
     summed = {"name": "secure_aggregation", "options": {"clients": 2}}
-    defences = [rounded, {"parts": [rounded, summed]}]
-    alone, together = run(scenario(defences=defences), tmp_path)[1].configurations
+    defenses = [rounded, {"parts": [rounded, summed]}]
+    alone, together = run(scenario(defenses=defenses), tmp_path)[1].configurations
     assert alone.bytes_sent == together.bytes_sent
 
 

@@ -17,15 +17,15 @@ import leakmeter as lm
 from leakmeter import LeakmeterError
 from leakmeter.attacks.problem import Problem
 from leakmeter.federated import federate
-from leakmeter.federated.defences.accounting import ORDERS, gaussian, sampled_gaussian
-from leakmeter.federated.defences.base import Defence
-from leakmeter.federated.defences.compress import TopK
-from leakmeter.federated.defences.dp import DPSGD
-from leakmeter.federated.defences.dropout import GradientDropout
-from leakmeter.federated.defences.noise import UpdateNoise
-from leakmeter.federated.defences.parts import Freeze, LoRA
-from leakmeter.federated.defences.precode import Precode
-from leakmeter.federated.defences.soteria import Soteria
+from leakmeter.federated.defenses.accounting import ORDERS, gaussian, sampled_gaussian
+from leakmeter.federated.defenses.base import Defense
+from leakmeter.federated.defenses.compress import TopK
+from leakmeter.federated.defenses.dp import DPSGD
+from leakmeter.federated.defenses.dropout import GradientDropout
+from leakmeter.federated.defenses.noise import UpdateNoise
+from leakmeter.federated.defenses.parts import Freeze, LoRA
+from leakmeter.federated.defenses.precode import Precode
+from leakmeter.federated.defenses.soteria import Soteria
 from leakmeter.federated.local import Training, make_optimizer, set_mode, train_locally
 from leakmeter.state import State
 from leakmeter.update import Protocol
@@ -41,12 +41,12 @@ WIDE = 1e6
 
 
 def trained(
-    *defences: Defence, model: nn.Module | None = None, count: int = 4, **settings: Any
+    *defenses: Defense, model: nn.Module | None = None, count: int = 4, **settings: Any
 ) -> lm.Update:
     settings = {"lr": 0.05} | settings
     given = examples(count=count)
     return lm.Client(
-        tiny() if model is None else model, *given, defences=defences, **settings
+        tiny() if model is None else model, *given, defenses=defenses, **settings
     ).train()
 
 
@@ -112,14 +112,14 @@ def test_empty_batches_are_steps_with_noise_only() -> None:
     steps: list[State] = []
     images, labels = examples(count=2)
     client = lm.Client(
-        Careless(), images, labels, epochs=20, batch_size=1, lr=0.05, defences=[DPSGD(noise=0)]
+        Careless(), images, labels, epochs=20, batch_size=1, lr=0.05, defenses=[DPSGD(noise=0)]
     )
     client.train(on_step=steps.append)
     assert len(steps) == client.protocol.steps(2) == 40
     still = [same_bits(a, b) for a, b in itertools.pairwise(steps)]
     # A batch is empty with probability a quarter.
     assert 3 <= sum(still) <= 18
-    noisy = lm.Client(Careless(), images, labels, epochs=20, batch_size=1, defences=[DPSGD()])
+    noisy = lm.Client(Careless(), images, labels, epochs=20, batch_size=1, defenses=[DPSGD()])
     steps.clear()
     noisy.train(on_step=steps.append)
     assert not any(same_bits(a, b) for a, b in itertools.pairwise(steps))
@@ -135,8 +135,8 @@ def test_no_example_moves_the_update_by_more_than_its_share() -> None:
     other = images.clone()
     other[2] = 1 - other[2]
 
-    def sent(given: Tensor, *defences: Defence) -> Tensor:
-        return flat(lm.Client(tiny(), given, labels, lr=lr, defences=defences).train())
+    def sent(given: Tensor, *defenses: Defense) -> Tensor:
+        return flat(lm.Client(tiny(), given, labels, lr=lr, defenses=defenses).train())
 
     private = DPSGD(clip=clip, noise=0)
     change = (sent(images, private) - sent(other, private)).norm()
@@ -213,7 +213,7 @@ def test_nothing_is_left_on_the_model() -> None:
             *examples(size=size),
             protocol,
             seed=0,
-            defences=[DPSGD()],
+            defenses=[DPSGD()],
             draws=torch.Generator().manual_seed(0),
         )
         assert traces(model) == was
@@ -224,7 +224,7 @@ def test_larger_networks_are_clipped_right(name: str) -> None:
     model = lm.models.build(name, classes=5, channels=1, size=28)
     given = examples(count=2, size=28)
     plain = lm.Client(model, *given, lr=0.05).train()
-    private = lm.Client(model, *given, lr=0.05, defences=[DPSGD(clip=WIDE, noise=0)]).train()
+    private = lm.Client(model, *given, lr=0.05, defenses=[DPSGD(clip=WIDE, noise=0)]).train()
     assert (flat(private) - flat(plain)).norm() < 1e-4 * flat(plain).norm()
 
 
@@ -234,7 +234,7 @@ def test_several_answers_per_example_count_as_one_example() -> None:
     given: dict[str, Any] = {"lr": 0.05, "normalize": lm.models.text.NORMALIZE}
     plain = lm.Client(model, model.embed(tokens), tokens, **given).train()
     private = lm.Client(
-        model, model.embed(tokens), tokens, defences=[DPSGD(WIDE, 0)], **given
+        model, model.embed(tokens), tokens, defenses=[DPSGD(WIDE, 0)], **given
     ).train()
     torch.testing.assert_close(flat(private), flat(plain), rtol=1e-3, atol=1e-6)
 
@@ -249,7 +249,7 @@ def test_it_composes_with_what_leaves_the_steps_alone() -> None:
     torch.testing.assert_close(flat(private), flat(plain), rtol=1e-3, atol=1e-6)
     frozen = trained(Freeze(1), DPSGD())
     assert not movement(frozen)["0.weight"].any()
-    averaged = federate(tiny(), [examples()] * 2, rounds=2, lr=0.1, defences=[DPSGD()])
+    averaged = federate(tiny(), [examples()] * 2, rounds=2, lr=0.1, defenses=[DPSGD()])
     assert list(averaged.state_dict()) == list(tiny().state_dict())
 
 
@@ -281,7 +281,7 @@ def test_what_opacus_cannot_train_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     "other", [Soteria(), GradientDropout(0.5), Precode(), DPSGD(noise=2.0)], ids=repr
 )
-def test_what_would_spoil_the_guarantee_is_refused(other: Defence) -> None:
+def test_what_would_spoil_the_guarantee_is_refused(other: Defense) -> None:
     with pytest.raises(LeakmeterError, match=f"combined with {type(other).__name__}"):
         trained(other, DPSGD())
 
@@ -298,7 +298,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_importing_opacus_leaves_the_log_alone() -> None:
     # In a fresh interpreter: here it has been imported long since.
     program = (
-        "import logging; from leakmeter.federated.defences.accounting import opacus; "
+        "import logging; from leakmeter.federated.defenses.accounting import opacus; "
         "opacus(); print(logging.root.handlers)"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -237,6 +237,6 @@ def test_nobody_stands_in_the_line_up_twice(recorded: Path, photos: lm.data.Data
     assert near.min() > 2 / 255
     alone = request.model_copy(update={"distractors": None})
     assert len(truth_of(Cache(), alone, recorded / "truth" / "client-0.npz")[1]) == 3
-    grey = request.model_copy(update={"distractors": "faces"})
+    gray = request.model_copy(update={"distractors": "faces"})
     with pytest.raises(LeakmeterError, match="--distractors: images of shape"):
-        plan_recorded(grey, Cache())
+        plan_recorded(gray, Cache())

@@ -66,7 +66,7 @@ def test_a_wrapped_model_is_refused_before_it_is_trained(tmp_path: Path, inner: 
         pytest.fail("the training began")
 
 
-def test_no_normalisation_is_spelt_none(tmp_path: Path) -> None:
+def test_no_normalization_is_spelt_none(tmp_path: Path) -> None:
     path = tmp_path / "u.safetensors"
     with lm.record(tiny(), path, num_examples=3, input_shape=(1, 12, 12), normalize="none"):
         pass
@@ -118,7 +118,7 @@ def test_what_cannot_be_recorded_is_a_warning_and_training_goes_on(
         ({"num_examples": 0}, "num_examples is 0"),
         ({"num_examples": 3, "lr": -1}, "lr: "),
         ({"num_examples": 3, "normalize": "photo"}, "did you mean 'photos'"),
-        ({"num_examples": 3, "normalise": "photos"}, "normalise: "),
+        ({"num_examples": 3, "normalize": "photos"}, "normalize: "),
     ],
     ids=str,
 )
@@ -132,7 +132,7 @@ def test_mistakes_are_told_before_training(
         pytest.fail("trained")
 
 
-def test_a_name_stands_for_the_normalisation_of_a_data_set(tmp_path: Path) -> None:
+def test_a_name_stands_for_the_normalization_of_a_data_set(tmp_path: Path) -> None:
     path = tmp_path / "u.safetensors"
     with lm.record(tiny(), path, num_examples=3, normalize="mnist"):
         pass

@@ -105,10 +105,10 @@ def two_attacks() -> list[Evidence]:
 
 
 def scored(hits: int, total: int, baseline: int = 0, attack: str = "sme") -> Evidence:
-    """Evidence with a chosen number of recognised images."""
+    """Evidence with a chosen number of recognized images."""
 
-    def scores(recognised: int) -> Scores:
-        hit = [i < recognised for i in range(total)]
+    def scores(recognized: int) -> Scores:
+        hit = [i < recognized for i in range(total)]
         return Scores(
             pairs=list(range(total)),
             psnr=[18.0 if yes else 17.9 for yes in hit],
@@ -163,7 +163,7 @@ def test_half_of_an_odd_number_is_not_rounded() -> None:
 def test_sentence_counts_images(hits: int, total: int, start: str) -> None:
     sentence = verdict([scored(hits, total)]).sentence
     assert sentence.startswith(start)
-    assert sentence.endswith("could be read out of this update and recognised.")
+    assert sentence.endswith("could be read out of this update and recognized.")
 
 
 def test_clients_are_counted_together() -> None:
@@ -201,7 +201,7 @@ def test_poor_pictures_that_win_their_line_ups_leak_in_part(
     assert ("line-up" in found.sentence) == (level == "leaks in part")
 
 
-def test_failure_against_an_optimiser_that_is_not_predicted_says_so() -> None:
+def test_failure_against_an_optimizer_that_is_not_predicted_says_so() -> None:
     plain = PROTOCOL.model_copy(update={"momentum": 0.0})
     evidence = replace(scored(0, 4), protocol=plain)
     assert "predict plain SGD" not in verdict([evidence]).detail
@@ -218,7 +218,7 @@ def test_mean_psnr_breaks_ties() -> None:
     weak, strong = sample("ig", damage=1.9), sample("sme", damage=1.8)
     assert weak.finding is not None
     assert strong.finding is not None
-    assert sum(weak.finding.scores.recognised) == sum(strong.finding.scores.recognised) == 0
+    assert sum(weak.finding.scores.recognized) == sum(strong.finding.scores.recognized) == 0
     assert [attack.attack for attack in strongest_first([weak, strong])] == ["sme", "ig"]
 
 
@@ -273,7 +273,7 @@ def test_assumptions_are_all_there(page: str) -> None:
 def test_unknown_protocol_fields_are_marked() -> None:
     run = replace(sample(count=1), protocol=Protocol(), shares="gradient")
     text = text_of(render([run], PROVENANCE))
-    for name in ("Local epochs", "Batch size", "Learning rate", "Optimiser", "Batch norm"):
+    for name in ("Local epochs", "Batch size", "Learning rate", "Optimizer", "Batch norm"):
         assert f"{name}unknownnot used" in text
     assert "What was sentseenthe network's weights and one gradient" in text
 
@@ -381,7 +381,7 @@ def test_ids_are_unique_and_links_lead_somewhere(page: str) -> None:
     assert set(re.findall(r"url\(#([^)]*)\)", page)) <= set(ids)
 
 
-def test_charts_take_the_colours_of_the_page(page: str) -> None:
+def test_charts_take_the_colors_of_the_page(page: str) -> None:
     chart = page[page.index('<section id="curves"') : page.index('<section id="reproduce"')]
     assert chart.count("<svg") == 2
     assert "var(--series-1)" in chart

@@ -172,8 +172,8 @@ def test_captured_update_on_a_phone(open_report: Open) -> None:
 
 
 def test_dark_mode_has_light_text_on_a_dark_page(open_report: Open) -> None:
-    def brightness(page: Page, colour: str) -> float:
-        value = page.evaluate(f"getComputedStyle(document.body).{colour}")
+    def brightness(page: Page, color: str) -> float:
+        value = page.evaluate(f"getComputedStyle(document.body).{color}")
         red, green, blue = (int(part) for part in value.removeprefix("rgb(")[:-1].split(","))
         return (red + green + blue) / 3
 
@@ -211,7 +211,7 @@ def test_a_cell_opens_its_pictures(open_report: Open) -> None:
     assert all(images)
     picker = page.locator("#panel-2-1").get_by_role("navigation")
     expect(picker.locator("[aria-current]")).to_have_count(2)
-    picker.get_by_role("link", name="no defence").click()
+    picker.get_by_role("link", name="no defense").click()
     expect(page.locator("#panel-0-1")).to_be_in_viewport()
     expect(page.locator("#panel-2-1")).to_be_hidden()
 
@@ -275,9 +275,9 @@ def test_slider_follows_the_keyboard(open_report: Open) -> None:
 def test_slider_shows_both_pictures(open_report: Open) -> None:
     run = sample(count=1)
     assert run.truth is not None
-    colours = [torch.zeros(1, 3, 32, 32), torch.ones(1, 3, 32, 32)]
-    black = replace(run, truth=replace(run.truth, images=colours[0]))
-    both = replace(black, found=replace(run.found, images=colours[1]))
+    colors = [torch.zeros(1, 3, 32, 32), torch.ones(1, 3, 32, 32)]
+    black = replace(run, truth=replace(run.truth, images=colors[0]))
+    both = replace(black, found=replace(run.found, images=colors[1]))
     page = open_report([both])
     page.get_by_role("checkbox").check()
     picture = page.locator(".gallery .picture").first.bounding_box()
@@ -321,7 +321,7 @@ def test_a_matrix_on_a_phone_scrolls_in_its_own_box(open_report: Open) -> None:
 
 
 def test_labels_of_the_frontier_do_not_overlap(open_report: Open) -> None:
-    rows = [row(f"defence number {n}", utility=utility(0.5 + n % 3 / 100)) for n in range(10)]
+    rows = [row(f"defense number {n}", utility=utility(0.5 + n % 3 / 100)) for n in range(10)]
     runs = [
         configured(sample("sme", count=1, damage=0.1 if n % 2 else 9.0), each.label)
         for n, each in enumerate(rows)
@@ -329,7 +329,7 @@ def test_labels_of_the_frontier_do_not_overlap(open_report: Open) -> None:
     page = open_report(runs, provenance(*rows))
     boxes = page.evaluate(
         """() => [...document.querySelectorAll("#frontier svg text")]
-            .filter(text => text.textContent.startsWith("defence"))
+            .filter(text => text.textContent.startsWith("defense"))
             .map(text => text.getBoundingClientRect())
             .map(box => [box.left, box.top, box.right, box.bottom])"""
     )
@@ -354,7 +354,7 @@ def test_ten_configurations_fit_the_first_printed_page(
     open_report: Open, width: float, height: float
 ) -> None:
     rows = [
-        row(f"defence number={n}", utility=utility(0.5, 0.5 + n / 20), ignored=("x",) * (n == 3))
+        row(f"defense number={n}", utility=utility(0.5, 0.5 + n / 20), ignored=("x",) * (n == 3))
         for n in range(9)
     ]
     rows.insert(0, row("none", utility=utility(0.9, 0.8)))

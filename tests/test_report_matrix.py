@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from leakmeter.errors import LeakmeterError
-from leakmeter.federated.defences.base import Guarantee
+from leakmeter.federated.defenses.base import Guarantee
 from leakmeter.judge import (
     IGNORED,
     Configuration,
@@ -23,7 +23,7 @@ from leakmeter.judge import (
 )
 from leakmeter.judge.evidence import grouped
 from leakmeter.judge.words import learns, promise, size
-from leakmeter.report.facts import attack_methods, defence_methods
+from leakmeter.report.facts import attack_methods, defense_methods
 from leakmeter.report.frontier import Point, Rectangle, placed, unbeaten
 from leakmeter.report.gallery import exhibits
 from test_report import ATTACK, PROVENANCE, picked_out, render, sample, scored, text_of, verdict
@@ -40,8 +40,8 @@ def utility(*accuracy: float, chance: float = 0.125, test_images: int = 200) -> 
     )
 
 
-def row(defence: str, **fields: Any) -> Configuration:
-    return Configuration(defence=defence, bytes_sent=6_000_000, rounds=10, **fields)
+def row(defense: str, **fields: Any) -> Configuration:
+    return Configuration(defense=defense, bytes_sent=6_000_000, rounds=10, **fields)
 
 
 def recommended(found: Results) -> str | None:
@@ -131,8 +131,8 @@ def test_every_configuration_is_judged_by_the_same_rule() -> None:
 
 def test_the_sentence_counts_configurations_and_images() -> None:
     assert judge(*audit()).sentence == (
-        "1 of 3 configurations leaks: with no defence, 9 of 10 training images could be read out "
-        "of this update and recognised."
+        "1 of 3 configurations leaks: with no defense, 9 of 10 training images could be read out "
+        "of this update and recognized."
     )
     runs = [configured(scored(n, 4), label) for label, n in (("none", 1), ("lora", 3))]
     both = judge(runs, provenance(row("none"), row("lora")))
@@ -160,7 +160,7 @@ def test_what_could_not_be_measured_is_not_counted_as_unbroken() -> None:
 
 
 def test_details_set_the_baseline_beside_the_strongest_attack() -> None:
-    assert "no defence 9 of 10 (1)" in judge(*audit()).detail
+    assert "no defense 9 of 10 (1)" in judge(*audit()).detail
 
 
 def test_line_ups_are_counted_where_pictures_are_poor() -> None:
@@ -215,7 +215,7 @@ def test_the_most_accurate_that_held_is_advised_with_its_price() -> None:
         strong=row("dp", utility=utility(0.5), guarantee=Guarantee(3.5, 3.25, 1e-5)),
     )
     assert text.startswith("Use “dp”: it is the most accurate of 2 that held")
-    assert "Accuracy 50% (with no defence 60%)" in text
+    assert "Accuracy 50% (with no defense 60%)" in text
     assert "guarantee ε = 3.25 at δ = 1e-05 (one image, 10 rounds)" in text
     assert "6 MB sent per client and round" in text
     assert "up to 28% of all would (95%)" in text
@@ -229,7 +229,7 @@ def test_a_leaking_configuration_is_never_advised() -> None:
     assert "alone of all tried here held" in found.advice
 
 
-def test_a_defence_that_attacks_ignore_is_marked_and_one_they_know_advised() -> None:
+def test_a_defense_that_attacks_ignore_is_marked_and_one_they_know_advised() -> None:
     found = judge(*audit())
     assert recommended(found) == "top_k"
     assert f"(“soteria” held with 55%, but was {IGNORED}.)" in found.advice
@@ -268,8 +268,8 @@ def test_if_nothing_held_the_least_leak_is_named() -> None:
 
 def test_each_setting_is_set_against_its_own_undefended_clients() -> None:
     rows = [
-        Configuration(setting=setting, defence=defence, utility=utility(accuracy))
-        for setting, defence, accuracy in (
+        Configuration(setting=setting, defense=defense, utility=utility(accuracy))
+        for setting, defense, accuracy in (
             *(("epochs=1", "none", 0.7), ("epochs=1", "lora", 0.4)),
             *(("epochs=9", "none", 0.8), ("epochs=9", "lora", 0.6)),
         )
@@ -382,7 +382,7 @@ def test_cells_hold_their_numbers_and_lead_to_their_pictures() -> None:
 
 def test_only_what_was_measured_has_a_column() -> None:
     runs = [configured(scored(n, 4), label) for label, n in (("none", 3), ("lora", 0))]
-    page = render(runs, provenance(Configuration(), Configuration(defence="lora")))
+    page = render(runs, provenance(Configuration(), Configuration(defense="lora")))
     head = text_of(page[page.index('<table class="matrix"') : page.index("</thead>")])
     assert "Configuration sme" in head
     assert not any(word in head for word in ("Accuracy", "ε", "Sent"))
@@ -393,7 +393,7 @@ def test_a_matrix_without_originals_explains_no_counts() -> None:
     runs = [configured(sample(truth=False), label) for label in ("none", "top_k")]
     text = text_of(render(runs, provenance(row("none"), row("top_k"))))
     assert "6 of 8" not in text
-    assert "recognised" not in text[text.index("Every configuration against") :][:400]
+    assert "recognized" not in text[text.index("Every configuration against") :][:400]
     assert "no originals" in text
 
 
@@ -409,17 +409,17 @@ def test_every_configuration_has_its_verdict(page: str) -> None:
     for each in judge(*pictured()).configurations:
         assert f"{each.name} {each.level}" in text
         assert " ".join(each.detail.split()) in text
-    assert f"The defence soteria was {IGNORED}." in text
+    assert f"The defense soteria was {IGNORED}." in text
 
 
-def test_assumptions_say_what_is_known_about_each_defence(page: str) -> None:
+def test_assumptions_say_what_is_known_about_each_defense(page: str) -> None:
     text = text_of(page[page.index('id="assumptions"') : page.index('id="pictures"')])
     assert "top_k Knows the zeros. Masks the zeros." in text
     assert f"soteria Knows it. soteria: {IGNORED}." in text
     assert "Training imagesknown2 per client" in text
 
 
-def test_facts_are_about_clients_without_a_defence() -> None:
+def test_facts_are_about_clients_without_a_defense() -> None:
     runs, about = audit()
     fast = runs[0].protocol.model_copy(update={"epochs": 99})
     changed = [replace(run, protocol=fast) if run.configuration == "top_k" else run for run in runs]
@@ -438,7 +438,7 @@ def test_every_original_is_embedded_once(page: str) -> None:
 
 def test_first_screen_shows_the_leak_and_the_same_image_protected(page: str) -> None:
     figure = page[page.index('<figure class="exhibit"') : page.index('id="matrix"')]
-    assert text_of(figure).startswith(" original no defence top_k ")
+    assert text_of(figure).startswith(" original no defense top_k ")
     leak, kept = re.findall(r'src="([^"]+)"', figure)
     (name,) = re.findall(r'href="#(original-\d+)"', figure)
     runs, _ = pictured()
@@ -468,7 +468,7 @@ def test_numbers_are_grouped_by_configuration(page: str) -> None:
     table = page[page.index('<table class="numbers"') :]
     table = table[: table.index("</table>")]
     assert re.findall(r'scope="rowgroup"[^>]*>([^<]+)<', table) == [
-        "no defence",
+        "no defense",
         "top_k",
         "soteria",
     ]
@@ -507,7 +507,7 @@ def test_text_from_outside_is_escaped() -> None:
     rows = [
         Configuration(
             setting=hostile,
-            defence=f"{hostile}{number}",
+            defense=f"{hostile}{number}",
             known=(hostile,),
             adaptive=(hostile,),
             ignored=(hostile,),
@@ -523,7 +523,7 @@ def test_text_from_outside_is_escaped() -> None:
 
 
 def test_a_page_of_an_ordinary_size_for_many_configurations() -> None:
-    rows = [row(f"defence {number}", utility=utility(0.5)) for number in range(10)]
+    rows = [row(f"defense {number}", utility=utility(0.5)) for number in range(10)]
     noise = torch.Generator().manual_seed(0)
     runs = []
     for each in rows:
@@ -555,8 +555,8 @@ def test_attacks_are_named_by_their_recipe_not_by_their_label() -> None:
     assert "ig (mine)Inverting Gradients" in text_of(render(runs, PROVENANCE))
 
 
-def test_defences_of_all_configurations_are_named_once() -> None:
+def test_defenses_of_all_configurations_are_named_once() -> None:
     rows = [row("a", parts=("top_k", "lora")), row("b", parts=("lora", "my own")), row("none")]
-    found = defence_methods(rows)
+    found = defense_methods(rows)
     assert [method.name for method in found] == ["top_k", "lora"]
     assert "Hu et al. 2022" in found[1].about

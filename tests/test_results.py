@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from leakmeter.errors import LeakmeterError
-from leakmeter.federated.defences.base import Guarantee
+from leakmeter.federated.defenses.base import Guarantee
 from leakmeter.judge import Evidence, Provenance, Results, judge
 from leakmeter.measure import Interval, difference, excess, share
 from leakmeter.report import compare, show_comparison, write_results
@@ -74,9 +74,9 @@ def test_results_hold_the_counts_with_their_intervals(matrix: Results) -> None:
     evidence, _ = audit()
     first = matrix.configurations[0].attacks[0]
     assert first.attack == "sme"
-    assert first.recognised is not None
-    assert (first.recognised.hits, first.recognised.total) == (9, 10)
-    assert (first.recognised.low, first.recognised.high) == share(9, 10)[1:]
+    assert first.recognized is not None
+    assert (first.recognized.hits, first.recognized.total) == (9, 10)
+    assert (first.recognized.low, first.recognized.high) == share(9, 10)[1:]
     assert first.leakage is not None
     assert first.leakage.share == pytest.approx(0.8)
     assert first.clients[0].finding == evidence[0].finding
@@ -95,7 +95,7 @@ def test_csv_has_a_row_per_image(tmp_path: Path) -> None:
     assert (last["attack"], last["client"], last["image"]) == ("sme", "1", "3")
     assert float(last["psnr"]) == finding.scores.psnr[3]
     assert float(last["baseline_mse"]) == finding.baseline.mse[3]
-    assert last["recognised"] == str(finding.scores.recognised[3]).lower()
+    assert last["recognized"] == str(finding.scores.recognized[3]).lower()
     assert last["lpips"] == ""
 
 
@@ -123,7 +123,7 @@ def test_without_truth_there_are_no_scores() -> None:
     found = results(sample(truth=False))
     (configuration,) = found.configurations
     assert configuration.level == "not measured"
-    assert configuration.attacks[0].recognised is None
+    assert configuration.attacks[0].recognized is None
     assert configuration.attacks[0].clients[0].finding is None
     assert leakage(found) == []
     assert _table(sample(truth=False)).count("\n") == 1
@@ -156,7 +156,7 @@ def test_what_is_picked_out_of_line_ups_leaks_too() -> None:
     assert run.finding is not None
     missed = run.finding.baseline.model_copy(update={"reidentified": [True] * 3 + [False] * 7})
     one = run.finding.scores.model_copy(update={"psnr": [30.0] + [10.0] * 9})
-    for scores in (run.finding.scores, one):  # one that is recognised besides makes it no less
+    for scores in (run.finding.scores, one):  # one that is recognized besides makes it no less
         finding = run.finding.model_copy(update={"scores": scores, "baseline": missed})
         ((label, share),) = leakage(results(replace(run, finding=finding)))
         assert label == "none"
@@ -183,11 +183,11 @@ FIRST = ("configurations", 0, "attacks", 0)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("version", 2), r"version is 2, this leakmeter reads 1: run the audit again"),
+        (("version", 3), r"version is 3, this leakmeter reads 2: run the audit again"),
         (("parameters", "many"), r"parameters: input should be a valid integer"),
-        (("colour", "red"), r"colour: unknown field"),
+        (("color", "red"), r"color: unknown field"),
         (("configurations", 0, "level", "safe"), r"configurations\.0\.level: unknown value 'safe'"),
-        ((*FIRST, "recognised", "hits", 11), r"recognised: hits exceed total"),
+        ((*FIRST, "recognized", "hits", 11), r"recognized: hits exceed total"),
         ((*FIRST, "clients", 0, "finding", "scores", "psnr", [1.0]), r"one value per image"),
         (("configurations", 1, "label", "none"), r"configurations: 'none' is there twice"),
         (("configurations", 0, "attacks", 1, "attack", "sme"), r"none: 'sme' is there twice"),

@@ -1,4 +1,4 @@
-"""Retrace follows the client's own path, whatever its optimiser; the replay score ranks."""
+"""Retrace follows the client's own path, whatever its optimizer; the replay score ranks."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_examples_run(path: Path, tmp_path: Path) -> None:
         content["utility"] |= {"rounds": 1, "clients": 2, "seeds": 1}
     scenario = Scenario.model_validate(content)
     evidence, provenance = run(scenario, tmp_path)
-    rows = len(scenario.settings()) * len(scenario.defences)
+    rows = len(scenario.settings()) * len(scenario.defenses)
     assert len(evidence) == rows * scenario.client.count * len(scenario.attacks)
     assert len(provenance.configurations) == rows
     assert provenance.title == scenario.name
@@ -109,13 +109,13 @@ def test_all_mistakes_are_reported_at_once_with_path_and_nearest_name(tmp_path: 
         ("attacks: []", "attacks is empty"),
         ("attacks: [{label: x}]", "attacks.0.name: field required"),
         ("attacks: [{name: ig}, {name: ig}]", "two are called 'ig'"),
-        ("defences: []", "defences is empty"),
-        ("defences: [top]", "unknown defence 'top': did you mean 'top_k'"),
-        ("defences: [top_k]", "options.keep: top_k needs it"),
-        ("defences: [{name: top_k, options: {keep: 2}}]", "keep is 2.0"),
-        ("defences: [{name: top_k, options: {keeep: 0.1}}]", "did you mean 'keep'"),
-        ("defences: [none, none]", "two are called 'none'"),
-        ("defences: [{label: none, name: lora}]", "none is what the absence of defences is called"),
+        ("defenses: []", "defenses is empty"),
+        ("defenses: [top]", "unknown defense 'top': did you mean 'top_k'"),
+        ("defenses: [top_k]", "options.keep: top_k needs it"),
+        ("defenses: [{name: top_k, options: {keep: 2}}]", "keep is 2.0"),
+        ("defenses: [{name: top_k, options: {keeep: 0.1}}]", "did you mean 'keep'"),
+        ("defenses: [none, none]", "two are called 'none'"),
+        ("defenses: [{label: none, name: lora}]", "none is what the absence of defenses is called"),
         ("vary: {epochs: [1, 2]}", "vary.epochs: vary fields of model, data, client"),
         ("vary: {client.epochs: []}", "vary.client.epochs: give a list"),
         ("vary: {client.epochs: [1, 1]}", "vary.client.epochs: a value is listed twice"),

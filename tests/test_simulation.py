@@ -1,4 +1,4 @@
-"""The unrolled client agrees with the real one, for every optimiser, and remembers little."""
+"""The unrolled client agrees with the real one, for every optimizer, and remembers little."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_replay_of_the_true_data_is_the_update(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["sgd", "nesterov", "adam"])
 def test_recomputing_segments_gives_the_derivative_of_the_whole(name: str) -> None:
-    """Against torch's own optimiser, differentiated through in one piece, in double precision."""
+    """Against torch's own optimizer, differentiated through in one piece, in double precision."""
     model, (images, labels) = tiny().double(), examples()
     images = images.double()
     update = lm.Client(model, images, labels, epochs=3, batch_size=2, **CLIENTS[name]).train()

@@ -49,7 +49,7 @@ def test_the_pseudo_inverse_reads_back_every_word(vocabulary: int, width: int) -
     assert (model.tokens(pixels + noise) == tokens).double().mean() > 0.95
 
 
-def test_what_the_client_normalises_is_the_embedding() -> None:
+def test_what_the_client_normalizes_is_the_embedding() -> None:
     model, tokens, _ = client(SENTENCES[0])
     (mean,), (std,) = text.NORMALIZE
     seen = (model.embed(tokens) - mean) / std

@@ -93,7 +93,7 @@ def test_two_steps_lie_in_a_plane() -> None:
     assert straightness(client(epochs=2, batch_size=5)).plane_shares == pytest.approx([1, 1])
 
 
-def test_the_plane_is_not_centred_and_zeros_lie_in_it() -> None:
+def test_the_plane_is_not_centered_and_zeros_lie_in_it() -> None:
     rows = torch.tensor([[3.0, 0, 4], [30, 0, 0], [0, 20, 0], [0, 0, 0]])
     plane = torch.linalg.svd(rows.double()).Vh[:2]
     kept = (rows.double() @ plane.T).norm(dim=1)

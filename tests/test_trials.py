@@ -149,7 +149,7 @@ def test_trials_are_listed_in_every_format(
     assert [row["client"] for row in table] == ["0", "1"]
     found = json.loads(leakmeter("results", audited, "--format", "json")[1])
     assert [str(row["psnr"]) for row in found] == [row["psnr"] for row in table]
-    assert "recognised" in leakmeter("results", audited)[1]
+    assert "recognized" in leakmeter("results", audited)[1]
     parquet = pytest.importorskip("pyarrow.parquet")
     file = tmp_path / "t.parquet"
     assert leakmeter("results", audited, "--format", "parquet", "--to", file)[0] == 0

@@ -17,7 +17,7 @@ CLIENTS: dict[str, dict[str, Any]] = {
     "adam": {"lr": 0.01, "optimizer": "adam", "weight_decay": 0.1},
     "adamw": {"lr": 0.01, "optimizer": "adamw", "weight_decay": 0.5},
 }
-"""A client of every optimiser."""
+"""A client of every optimizer."""
 
 
 def tiny(classes: int = 5, channels: int = 1, size: int = 12) -> nn.Module:

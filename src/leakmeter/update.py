@@ -39,7 +39,7 @@ class Protocol(BaseModel):
     Attributes:
         epochs: passes over the local data, E.
         batch_size: examples in a local step, B; the last one of an epoch may be smaller.
-        lr: step size of the client's optimiser, eta.
+        lr: step size of the client's optimizer, eta.
         optimizer: ``sgd``, ``adam`` or ``adamw`` of ``torch.optim``, with the settings below.
         loss: only ``cross_entropy`` so far, with ``reduction`` and ``label_smoothing``.
         normalize: (mean, std) of each channel that the client subtracts and divides by.

@@ -52,10 +52,10 @@ TARGETS: dict[str, Callable[[Path], object]] = {
 
 
 def prepare(target: str, folder: Path) -> None:
-    """Put the valid neighbours of the file under test where it is read."""
-    neighbours = folder.parent / f"{folder.name}-neighbours"
-    for file in neighbours.rglob("*") if neighbours.exists() else ():
-        place = PLACE / file.relative_to(neighbours)
+    """Put the valid neighbors of the file under test where it is read."""
+    neighbors = folder.parent / f"{folder.name}-neighbors"
+    for file in neighbors.rglob("*") if neighbors.exists() else ():
+        place = PLACE / file.relative_to(neighbors)
         place.parent.mkdir(parents=True, exist_ok=True)
         if file.is_file():
             place.write_bytes(file.read_bytes())

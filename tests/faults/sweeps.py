@@ -39,11 +39,11 @@ SCENARIO: dict[str, Any] = {
         {"name": "sme", "options": {"iterations": 60}},
         {"name": "ig", "options": {"iterations": 60}},
     ],
-    "defences": ["none", {"name": "top_k", "options": {"keep": 0.2}}],
+    "defenses": ["none", {"name": "top_k", "options": {"keep": 0.2}}],
     "utility": {"rounds": 2, "clients": 3},
 }
 TRIALS = 3 * 2 * 2 + 3 * 2 + 2
-"""Attacks on every client and defence, a baseline for each client and attack, two accuracies."""
+"""Attacks on every client and defense, a baseline for each client and attack, two accuracies."""
 
 
 def desk(folder: Path, scenario: dict[str, Any] = SCENARIO) -> Path:

@@ -188,7 +188,7 @@ def test_zipped_digits_that_claim_terabytes(tmp_path: Path, figures: Counter[str
 def seeds(target: str, folder: Path) -> None:
     """A valid file of each kind, and what must lie beside it."""
     folder.mkdir()
-    near = folder.parent / f"{folder.name}-neighbours"
+    near = folder.parent / f"{folder.name}-neighbors"
     near.mkdir()
     seed = folder / "seed"
     if target == "update":

@@ -307,7 +307,7 @@ def test_a_budget_leaves_whole_clients_and_the_next_one_goes_on(desk: Path) -> N
     check_whole(desk)
     first = {trial: trial.stat().st_mtime_ns for trial in done(desk)}
     clients = Counter(int(trial.name.split("-")[-2]) for trial in first)
-    # Two attacks on two defences and on noise.
+    # Two attacks on two defenses and on noise.
     assert all(clients[client] == 6 for client in range(max(clients)))
     assert max(clients) < 89
     assert finished(desk, "--processes", "2", "--budget", budget)[0] == 0
@@ -344,7 +344,7 @@ def test_an_attack_too_large_for_the_memory_fails_alone(
     (desk / "own.py").write_text(
         hungry + sweeps.MODEL.replace("return nn.Sequential(", "return Hungry(")
     )
-    scenario = sweeps.SCENARIO | {"vary": {"client.examples": [2, 3]}, "defences": ["none"]}
+    scenario = sweeps.SCENARIO | {"vary": {"client.examples": [2, 3]}, "defenses": ["none"]}
     del scenario["utility"]
     sweeps.desk(desk, scenario)
     (desk / "own.py").write_text(

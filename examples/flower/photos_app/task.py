@@ -13,7 +13,7 @@ EXAMPLES = 4
 
 
 class Net(nn.Module):
-    """Three convolutions and a dense layer, for colour images 32 pixels wide."""
+    """Three convolutions and a dense layer, for color images 32 pixels wide."""
 
     def __init__(self, classes: int = 8) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ from leakmeter.state import State
 
 @dataclass(frozen=True)
 class LookAhead:
-    """Follow ``(1 - share) G(x) + share G(x + radius G / |G|)`` (FedLeak's regularisation).
+    """Follow ``(1 - share) G(x) + share G(x + radius G / |G|)`` (FedLeak's regularization).
 
     G is the gradient for the images; it prefers flat minima, at the price of a second gradient.
     """
@@ -30,16 +30,16 @@ class LookAhead:
         require("radius of the look-ahead", self.radius)
 
     def __call__(self, differentiate: Differentiate) -> Differentiate:
-        """The same differentiation with the images' gradient regularised."""
+        """The same differentiation with the images' gradient regularized."""
 
-        def regularised(values: State) -> tuple[State, tuple[Tensor, Tensor]]:
+        def regularized(values: State) -> tuple[State, tuple[Tensor, Tensor]]:
             here, losses = differentiate(values)
             slope = here["images"]
             step = self.radius * slope / slope.norm().clamp_min(1e-12)
             there, _ = differentiate({**values, "images": values["images"] + step})
             return {**here, "images": slope.lerp(there["images"], self.share)}, losses
 
-        return regularised
+        return regularized
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Adam(Solver):
 
     Attributes:
         sign: follow only the sign of the images' gradient (IG, section 4).
-        look_ahead: regularise the images' gradient (FedLeak).
+        look_ahead: regularize the images' gradient (FedLeak).
     """
 
     decay: Schedule | None = field(default_factory=StepDecay)

@@ -18,7 +18,7 @@ from leakmeter.attacks.reconstruction import Reconstruction
 from leakmeter.attacks.trajectory import Trajectory
 from leakmeter.errors import LeakmeterError
 from leakmeter.execution import Paused, Progress, kept
-from leakmeter.federated.local import behaviour
+from leakmeter.federated.local import behavior
 from leakmeter.update import Update
 
 
@@ -101,7 +101,7 @@ class Attack(ABC):
         of: list[object] = []
         if options.folder is not None:
             known = update.protocol.need("input_shape")
-            network = behaviour(model, known.input_shape)
+            network = behavior(model, known.input_shape)
             of = [self, options.labels, options.seed, network, update.fingerprint()]
         return kept(work, options.folder, name="attack", of=of, load=Reconstruction.load)
 

@@ -100,7 +100,7 @@ class GaussianKernel:
     """``sum Q_l (1 - exp(-(p - o)^2 / sigma_l^2))``, ``sigma_l^2 = Var(o_l)`` (SAPAG, equation 4).
 
     Read element by element and summed: large gradients cannot drown the many small ones. The
-    other readings of the paper's norm fail on one of its two initialisations.
+    other readings of the paper's norm fail on one of its two initializations.
     """
 
     layers: LayerWeights | None = None

@@ -34,7 +34,7 @@ EXPLAINED = 0.3
 """Share of the update that must be explained for anything to be sure."""
 
 EVEN, UNEVEN = 0.65, 0.45
-"""Mean movement squared over mean squared movement, above and below which the optimiser is clear.
+"""Mean movement squared over mean squared movement, above and below which the optimizer is clear.
 
 Over five networks and three protocols each, SGD had .11 to .53, Adam .54 to 1, AdamW .46 to 1.
 """

@@ -81,7 +81,7 @@ class ReluLinear:
 
 @dataclass
 class Convolution:
-    """What follows a convolution: the parameters of its normalisation, and whether a ReLU."""
+    """What follows a convolution: the parameters of its normalization, and whether a ReLU."""
 
     norms: list[str]
     relu: bool = False
@@ -90,7 +90,7 @@ class Convolution:
 def convolutions(problem: Problem) -> dict[str, Convolution]:
     """The network's convolutions by the name of their kernel, in the order they are applied.
 
-    Found by running the model once and following each output through normalisation and residual
+    Found by running the model once and following each output through normalization and residual
     sums to a ReLU, be it a module or a function.
     """
     trace = _Trace(problem)

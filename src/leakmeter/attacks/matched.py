@@ -30,8 +30,8 @@ from leakmeter.errors import require, unknown
 from leakmeter.execution import Checkpoint, Progress, kept
 from leakmeter.state import State, under
 
-Beginning = Literal["noise", "grey"]
-"""Images begin as N(0, 1) in normalised pixels, or as constant grey."""
+Beginning = Literal["noise", "gray"]
+"""Images begin as N(0, 1) in normalized pixels, or as constant gray."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +60,18 @@ class Emphasis:
 
 @dataclass(frozen=True, kw_only=True)
 class MatchedAttack(Searching):
-    """``minimise D(observed, predicted(x, y; theta)) + priors(x) + penalty(theta)``.
+    """``minimize D(observed, predicted(x, y; theta)) + priors(x) + penalty(theta)``.
 
     Attributes:
         trajectory: how dummy data would have moved the weights.
         distance: how that is compared with what was observed.
         priors: what is known about images.
-        solver: how the objective is minimised.
+        solver: how the objective is minimized.
         labels: where labels come from unless they are given to :meth:`run`.
         start: how images begin.
         emphasis: schedule of a factor on the distance.
-        switching: strength of :class:`~leakmeter.attacks.switching.Switching`; none for weights of
-            a client with Adam, where it costs 5 dB and more (docs/retrace.md).
+        relu_curvature: strength of :class:`~leakmeter.attacks.relu_curvature.ReluCurvature`; none
+            for weights of a client with Adam, where it costs 5 dB and more (docs/retrace.md).
     """
 
     trajectory: Trajectory
@@ -81,10 +81,10 @@ class MatchedAttack(Searching):
     labels: Labels = field(default_factory=Automatic)
     start: Beginning = "noise"
     emphasis: Emphasis | None = None
-    switching: float = 0.0
+    relu_curvature: float = 0.0
 
     def __post_init__(self) -> None:
-        require("switching", self.switching)
+        require("relu_curvature", self.relu_curvature)
         if self.start not in get_args(Beginning):
             raise unknown("start", self.start, get_args(Beginning))
 
@@ -202,7 +202,7 @@ class MatchedAttack(Searching):
 
     def _felt(self, problem: Problem) -> Problem:
         """The same to be differentiated, with units that switch."""
-        return problem if problem.adaptive else replace(problem, switching=self.switching)
+        return problem if problem.adaptive else replace(problem, relu_curvature=self.relu_curvature)
 
     def _during(self, phases: tuple[str, ...], views: int) -> list[Trajectory]:
         """What predicts each view now."""

@@ -118,7 +118,7 @@ def sapag(iterations: int = 500, *, start: Beginning = "noise", restarts: int = 
     """SAPAG (Wang et al. 2020), section VI, with L-BFGS as on LeNet-5: for smooth, shallow nets.
 
     Like DLG's, its runs may end far from a solution: the best of several is kept. The paper
-    normalises images to [0, 1] after every step; here they are clipped, which leaves those alone
+    normalizes images to [0, 1] after every step; here they are clipped, which leaves those alone
     that are in range.
     """
     attack = MatchedAttack(
@@ -262,7 +262,7 @@ def retrace(
     nodes: int = 3,
     every: int = 25,
     damping: float = 0.1,
-    switching: float = 0.05,
+    relu_curvature: float = 0.05,
 ) -> MatchedAttack:
     """Retrace, leakmeter's own: follow the path that a replay of the client takes.
 
@@ -288,7 +288,7 @@ def retrace(
             # A third of the iterations that 0.9, 0.999 need (docs/retrace_settings.md).
             betas=(0.7, 0.99),
         ),
-        switching=switching,
+        relu_curvature=relu_curvature,
     )
 
 
@@ -316,7 +316,7 @@ def auto(iterations: int = 300, *, seconds: float = 600.0) -> Auto:
     """Whatever fits the update, strongest first; the best by replay score is kept.
 
     ``iterations`` are Retrace's; the others have theirs in proportion. IG and SME have Retrace's
-    step sizes here, not those of their papers, and IG its switching. One gradient is matched
+    step sizes here, not those of their papers, and IG its relu_curvature. One gradient is matched
     exactly in the end, so IG need not smooth much, unless many images share it.
     """
     some = max(1, iterations // 2)

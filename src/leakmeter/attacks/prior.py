@@ -21,7 +21,7 @@ class Prior:
     """Base of all priors: no penalty, no restriction. Override either."""
 
     def penalty(self, x: Tensor, problem: Problem) -> Tensor:
-        """A scalar added to the objective; ``x`` are normalised images [N, C, H, W]."""
+        """A scalar added to the objective; ``x`` are normalized images [N, C, H, W]."""
         return x.new_zeros(())
 
     def project(self, x: Tensor, problem: Problem) -> Tensor:
@@ -41,7 +41,7 @@ class Weighted(Prior):
 
 @dataclass(frozen=True)
 class TotalVariation(Weighted):
-    """``weight * (mean |dx| + mean |dy|)``: neighbouring pixels are alike (IG, equation 4).
+    """``weight * (mean |dx| + mean |dy|)``: neighboring pixels are alike (IG, equation 4).
 
     Attributes:
         summed: add up the images instead of taking their mean. The more of them share an update,
@@ -51,7 +51,7 @@ class TotalVariation(Weighted):
     summed: bool = False
 
     def penalty(self, x: Tensor, problem: Problem) -> Tensor:
-        """Anisotropic total variation of normalised images."""
+        """Anisotropic total variation of normalized images."""
         across = (x[..., :, 1:] - x[..., :, :-1]).abs().mean()
         down = (x[..., 1:, :] - x[..., :-1, :]).abs().mean()
         return self.weight * (across + down) * (len(x) if self.summed else 1)
@@ -62,7 +62,7 @@ class SquaredVariation(Weighted):
     """``weight * sum (dx^2 + dy^2)`` with wrap-around, mean over images: DLFA's total variation."""
 
     def penalty(self, x: Tensor, problem: Problem) -> Tensor:
-        """Squared differences of neighbours; opposite edges are neighbours, too."""
+        """Squared differences of neighbors; opposite edges are neighbors, too."""
         gaps = [(x - x.roll(1, axis)).square() for axis in (-1, -2)]
         return self.weight * (gaps[0] + gaps[1]).sum((1, 2, 3)).mean()
 
@@ -72,7 +72,7 @@ class SoftBox(Weighted):
     """``weight * sum excess^2`` of pixels outside [0, 1], mean over images: DLFA's clip penalty."""
 
     def penalty(self, x: Tensor, problem: Problem) -> Tensor:
-        """Squared distance of the pixels, not normalised, to the valid range."""
+        """Squared distance of the pixels, not normalized, to the valid range."""
         pixels = problem.pixels(x)
         return self.weight * (pixels - pixels.clamp(0, 1)).square().sum((1, 2, 3)).mean()
 
@@ -112,5 +112,5 @@ class Box(Prior):
     """Pixels lie between black and white (IG, section 4)."""
 
     def project(self, x: Tensor, problem: Problem) -> Tensor:
-        """Clip to the valid range in normalised space."""
+        """Clip to the valid range in normalized space."""
         return torch.minimum(torch.maximum(x, problem.low), problem.high)

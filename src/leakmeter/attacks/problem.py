@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, replace_all_batch_norm_modules_
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from leakmeter.attacks.switching import Switching
+from leakmeter.attacks.relu_curvature import ReluCurvature
 from leakmeter.errors import LeakmeterError
 from leakmeter.federated.local import loss_of, output_shape, per_channel
 from leakmeter.state import State
@@ -38,10 +38,10 @@ class Problem:
         num_examples: N.
         shape: (C, H, W) of one image.
         output_shape: (classes, ...) of the network's answer to one example.
-        low: [C, 1, 1], black in normalised pixels.
-        high: [C, 1, 1], white in normalised pixels.
+        low: [C, 1, 1], black in normalized pixels.
+        high: [C, 1, 1], white in normalized pixels.
         layout: how images and kernels lie in memory.
-        switching: strength of :class:`Switching` in gradients; with 0 a ReLU has no second
+        relu_curvature: strength of :class:`ReluCurvature` in gradients; with 0 a ReLU has no second
             derivative.
     """
 
@@ -57,7 +57,7 @@ class Problem:
     low: Tensor
     high: Tensor
     layout: torch.memory_format = torch.contiguous_format
-    switching: float = 0.0
+    relu_curvature: float = 0.0
 
     @property
     def classes(self) -> int:
@@ -74,7 +74,7 @@ class Problem:
         return tensor.contiguous(memory_format=self.layout) if tensor.ndim == 4 else tensor
 
     def logits(self, weights: State, x: Tensor) -> Tensor:
-        """Network output [N, classes, ...] for normalised images [N, C, H, W]."""
+        """Network output [N, classes, ...] for normalized images [N, C, H, W]."""
         output: Tensor = functional_call(self.model, {**self.fixed, **weights}, (x,))
         return output
 
@@ -90,12 +90,14 @@ class Problem:
 
         Args:
             weights: trainable parameters by name.
-            x: normalised images [N, C, H, W].
+            x: normalized images [N, C, H, W].
             y: labels [N, ...], or class probabilities [N, classes, ...].
         """
-        switching = Switching(self.switching) if self.switching else nullcontext()
+        relu_curvature = (
+            ReluCurvature(self.relu_curvature) if self.relu_curvature else nullcontext()
+        )
         # The fused attention kernels have no second derivative; the plain one has.
-        with sdpa_kernel(SDPBackend.MATH), switching:
+        with sdpa_kernel(SDPBackend.MATH), relu_curvature:
             result: State = grad(lambda w: self.loss(w, x, y))(weights)
         if self.after is not None and self.protocol.optimizer != "adamw":
             decay = self.decay(len(x))
@@ -112,7 +114,7 @@ class Problem:
         return self.protocol.weight_decay * batches
 
     def pixels(self, x: Tensor) -> Tensor:
-        """Normalised images as pixels, [0, 1] where they are valid."""
+        """Normalized images as pixels, [0, 1] where they are valid."""
         return (x - self.low) / (self.high - self.low)
 
     def normalized(self, images: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from leakmeter.attacks import optimizer
+from leakmeter.attacks import client_optimizer
 from leakmeter.attacks.problem import Problem
 from leakmeter.attacks.reconstruction import Reconstruction
 from leakmeter.errors import LeakmeterError, require
@@ -62,13 +62,13 @@ def replay(
 
     Args:
         problem: the update under attack.
-        x: normalised images [N, C, H, W].
+        x: normalized images [N, C, H, W].
         y: labels [N] or class probabilities [N, classes].
         nodes: places of interest.
         seed: of the order of examples, which is not known.
     """
     protocol, known = problem.protocol, problem.protocol.need("epochs", "batch_size")
-    weights, buffers = problem.before, optimizer.fresh(protocol, problem.before)
+    weights, buffers = problem.before, client_optimizer.fresh(protocol, problem.before)
     wanted = {round_(node.place) for node in nodes for round_ in (math.floor, math.ceil)}
     seen: dict[int, State] = {}
     order = torch.Generator().manual_seed(ORDERS + seed)
@@ -80,7 +80,7 @@ def replay(
                 seen[number] = weights
             gradient = problem.gradient(weights, x[batch], y[batch])
             number += 1
-            weights, buffers = optimizer.step(protocol, weights, gradient, buffers, number)
+            weights, buffers = client_optimizer.step(protocol, weights, gradient, buffers, number)
     moved = {name: start - weights[name] for name, start in problem.before.items()}
     return Replay([_between(seen, node.place) for node in nodes], moved)
 

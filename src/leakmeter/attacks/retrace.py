@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakmeter.attacks import optimizer
+from leakmeter.attacks import client_optimizer
 from leakmeter.attacks.problem import Problem
 from leakmeter.attacks.replay import Node, check_replay, replay
 from leakmeter.attacks.simulation import coarse
@@ -33,9 +33,9 @@ SIMILAR = 0.9
 
 @dataclass(frozen=True, kw_only=True)
 class Retrace(Trajectory):
-    """The client's optimiser on the gradients ``g(w(s_k), x, y)`` at places of its own path.
+    """The client's optimizer on the gradients ``g(w(s_k), x, y)`` at places of its own path.
 
-    The update is the sum of what the client's optimiser made of the gradients along its path, and
+    The update is the sum of what the client's optimizer made of the gradients along its path, and
     the path follows from data and protocol. So every ``every`` iterations the client is replayed
     on the current dummies. Of the replay only the curvature is believed, for both ends are known::
 
@@ -128,7 +128,9 @@ class Retrace(Trajectory):
         start, end = both_ends(problem)
         steps = problem.protocol.steps(problem.num_examples)
         nodes = quadrature(self.nodes if grown else 1, steps)
-        first, second = optimizer.mixing(problem.protocol, [(n.first, n.last) for n in nodes])
+        first, second = client_optimizer.mixing(
+            problem.protocol, [(n.first, n.last) for n in nodes]
+        )
         shares = torch.tensor([node.share for node in nodes])
         found = {"first": first.to(x), "second": second.to(x), "shares": shares.to(x)}
         for number, node in enumerate(nodes):
@@ -165,7 +167,7 @@ class Retrace(Trajectory):
             squares = [gradient.square() for gradient in at]
             moves = []
             for k, gradient in enumerate(at):
-                divisor = optimizer.spread(protocol, _mixed(theta["second"][k], squares))
+                divisor = client_optimizer.spread(protocol, _mixed(theta["second"][k], squares))
                 floor = self.damping * gradient.detach().abs().mean()
                 moves.append(_mixed(theta["first"][k], at) / (divisor + floor))
             if decay:

@@ -13,7 +13,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.func import vjp
 
-from leakmeter.attacks import optimizer
+from leakmeter.attacks import client_optimizer
 from leakmeter.attacks.problem import Problem
 from leakmeter.attacks.trajectory import Trajectory, both_ends
 from leakmeter.state import State
@@ -21,7 +21,7 @@ from leakmeter.state import State
 
 @dataclass(frozen=True)
 class Simulation(Trajectory):
-    """Replays every local step on the dummy data with the client's own optimiser.
+    """Replays every local step on the dummy data with the client's own optimizer.
 
     IG's form (appendix B.1) goes over the same dummies in the same batches in every epoch. With
     ``per_epoch`` each epoch has dummies of its own (DLFA), since the client shuffles.
@@ -59,7 +59,7 @@ class Simulation(Trajectory):
         size = math.isqrt(len(batches) - 1) + 1
         segments = [batches[i : i + size] for i in range(0, len(batches), size)]
         names = list(problem.before)
-        flow = _flat(problem.before, *optimizer.fresh(protocol, problem.before))
+        flow = _flat(problem.before, *client_optimizer.fresh(protocol, problem.before))
         # Labels that are learned get a gradient, integers are constants.
         data = [x, y] if y.is_floating_point() else [x]
         done = 0
@@ -89,7 +89,7 @@ def coarse(problem: Problem, x: Tensor, y: Tensor, strides: int) -> State:
 
     Args:
         problem: the update under attack.
-        x: normalised images [N, C, H, W].
+        x: normalized images [N, C, H, W].
         y: labels [N] or class probabilities [N, classes].
         strides: how many steps, at most as many as the client took.
     """
@@ -97,7 +97,7 @@ def coarse(problem: Problem, x: Tensor, y: Tensor, strides: int) -> State:
     assert protocol.lr is not None
     steps = protocol.steps(count)
     strides = min(strides, steps)
-    gain = optimizer.mixing(protocol, [(0, steps)])[0].item()
+    gain = client_optimizer.mixing(protocol, [(0, steps)])[0].item()
     # A sum over all images is that over as many batches as an epoch has.
     batches = steps // (protocol.epochs or 1) if protocol.reduction == "sum" else 1
     settings = {
@@ -145,7 +145,7 @@ def _train(
     data: tuple[Tensor, ...],
     flow: tuple[Tensor, ...],
 ) -> list[Tensor]:
-    """The weights and the optimiser's buffers after some steps from those before."""
+    """The weights and the optimizer's buffers after some steps from those before."""
     x, y = data[0], data[1] if len(data) > 1 else labels
     weights = dict(zip(names, flow, strict=False))
     rest = list(flow[len(names) :])
@@ -155,7 +155,9 @@ def _train(
     ]
     for number, (which, whose) in enumerate(batches, start=done + 1):
         gradient = problem.gradient(weights, x[which], y[whose])
-        weights, buffers = optimizer.step(problem.protocol, weights, gradient, buffers, number)
+        weights, buffers = client_optimizer.step(
+            problem.protocol, weights, gradient, buffers, number
+        )
     return _flat(weights, *buffers)
 
 

@@ -45,7 +45,7 @@ class Variable:
 
 
 class Objective(Protocol):
-    """What is minimised: in each phase a pure function of all values."""
+    """What is minimized: in each phase a pure function of all values."""
 
     def __call__(
         self, values: Mapping[str, Tensor], share: Tensor, phases: tuple[str, ...]
@@ -128,7 +128,7 @@ class Solver:
     Attributes:
         lr: step size for the images; other variables may bring their own.
         relative: ``lr`` is a share of the way from black to white, so that it suits however the
-            client normalises; by default it is in units of the normalised images.
+            client normalizes; by default it is in units of the normalized images.
         iterations: how many, at most.
         decay: schedule that scales all step sizes; ``None`` keeps them constant.
         plateau: when to leave a stage of the schedule early; never by default.
@@ -307,7 +307,7 @@ def solve(
     compiling: Compiling = "auto",
     traceable: Traceable = lambda phases: True,
 ) -> Solution:
-    """Minimise ``objective`` over the variables that have a step size.
+    """Minimize ``objective`` over the variables that have a step size.
 
     Args:
         objective: pure function of all values.

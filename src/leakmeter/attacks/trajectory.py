@@ -15,7 +15,7 @@ from leakmeter.state import State, lerp, under
 
 
 class Trajectory:
-    """Base of all trajectories; may own learnable parameters, and penalise them.
+    """Base of all trajectories; may own learnable parameters, and penalize them.
 
     Attributes:
         replays: whether it goes through the client's local steps, whose settings must be known.
@@ -34,7 +34,7 @@ class Trajectory:
 
         Args:
             problem: the update under attack.
-            x: dummy images, normalised, [N * copies, C, H, W].
+            x: dummy images, normalized, [N * copies, C, H, W].
             y: dummy labels [N], or class probabilities [N, classes].
             theta: current values of :meth:`variables`, and the constants of the phase.
         """

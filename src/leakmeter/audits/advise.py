@@ -31,10 +31,10 @@ def knobs(scenario: Scenario) -> list[tuple[str, Scenario]]:
     comes with the accuracy that it leaves.
 
     Args:
-        scenario: one client setting; it must neither vary anything nor name defences.
+        scenario: one client setting; it must neither vary anything nor name defenses.
     """
-    if scenario.vary or scenario.defences != (Protection(label=NONE),):
-        raise LeakmeterError("advise turns the knobs itself: take vary and defences out")
+    if scenario.vary or scenario.defenses != (Protection(label=NONE),):
+        raise LeakmeterError("advise turns the knobs itself: take vary and defenses out")
     base = scenario.model_copy(update={"utility": scenario.utility or UtilityPart()})
     cache, setting, utility = Cache(), Setting.of(base), base.utility or UtilityPart()
     on = cache.get(stage, setting)
@@ -80,7 +80,7 @@ def _defended(base: Scenario, update: Update) -> list[tuple[str, Scenario]]:
         for ratio, multiplier in zip(NOISE, multipliers, strict=True)
     ]
     parts += [{"name": "top_k", "options": {"keep": keep}} for keep in KEPT]
-    return [("", _changed(base, {"defences": [part]})) for part in parts]
+    return [("", _changed(base, {"defenses": [part]})) for part in parts]
 
 
 def _changed(base: Scenario, change: dict[str, Any]) -> Scenario:

@@ -39,12 +39,12 @@ RECENT = 20
 COLUMNS: dict[str, type] = {
     "trial": str,
     "setting": str,
-    "defence": str,
+    "defense": str,
     "attack": str,
     "client": int,
     "images": int,
-    "recognised": int,
-    "baseline_recognised": int,
+    "recognized": int,
+    "baseline_recognized": int,
     "reidentified": int,
     "baseline_reidentified": int,
     "psnr": float,
@@ -180,7 +180,7 @@ class Folder:
             yield {
                 "trial": each.trial,
                 "setting": configuration.setting,
-                "defence": configuration.defence,
+                "defense": configuration.defense,
                 "attack": each.attack,
                 "client": each.client,
                 **self._numbers(each),
@@ -269,7 +269,7 @@ class Folder:
         records = [Record.load(self.store, name) for name in (each.trial, each.baseline)]
         one, other = (outcome(record) for record in records)
         cost = {"seconds": records[0].seconds, "memory": records[0].memory}
-        told = {"trial", "setting", "defence", "attack", "client"}
+        told = {"trial", "setting", "defense", "attack", "client"}
         blank = dict.fromkeys(COLUMNS.keys() - told)
         if not isinstance(one, AttackOutcome) or not isinstance(other, AttackOutcome):
             return blank | cost
@@ -279,8 +279,8 @@ class Folder:
         count = len(mine.psnr)
         return {
             "images": count,
-            "recognised": sum(mine.recognised),
-            "baseline_recognised": sum(noise.recognised),
+            "recognized": sum(mine.recognized),
+            "baseline_recognized": sum(noise.recognized),
             "reidentified": sum(mine.reidentified),
             "baseline_reidentified": sum(noise.reidentified),
             "psnr": sum(mine.psnr) / count,

@@ -1,4 +1,4 @@
-"""Folders that version 0.1.0 wrote, which did not describe themselves."""
+"""Folders that version 0.1.0 wrote, which did not describe themselves, in the words of then."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leakmeter.audits.plan import Plan, PlannedAttack, PlannedConfiguration, des
 from leakmeter.audits.scenario import NONE, Protection, Scenario
 from leakmeter.errors import LeakmeterError
 from leakmeter.execution.store import Store
-from leakmeter.federated.defences.base import Guarantee
+from leakmeter.federated.defenses.base import Guarantee
 from leakmeter.judge import Configuration
 
 RUN, LINES = "run.json", "plan.jsonl"
@@ -69,7 +69,7 @@ def _simulated(asked: dict[str, Any], lines: Sequence[dict[str, Any]], known: An
     for told, each in settings:
         aware = any(part.aware for part in each.attacks)
         rounds = 1 if each.utility is None else each.utility.rounds
-        for protection in each.defences:
+        for protection in each.defenses:
             found = described(told, protection, aware=aware, client=None, rounds=rounds)
             found = replace(found, guarantee=_guarantee(known, found.label))
             utility = None if each.utility is None else utilities.pop(0)

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from leakmeter.audits.scenario import AttackPart, Protection, Scenario, UtilityPart
-from leakmeter.audits.setting import Defences, Setting, Stage, stage
+from leakmeter.audits.setting import Defenses, Setting, Stage, stage
 from leakmeter.audits.trials import AttackClient, AttackNoise, MeasurePath, MeasureUtility
 from leakmeter.audits.utility import check_utility
 from leakmeter.errors import LeakmeterError
@@ -18,7 +18,7 @@ from leakmeter.execution import Trial
 from leakmeter.execution.executors import Cache
 from leakmeter.execution.store import Store
 from leakmeter.federated import Client
-from leakmeter.federated.local import behaviour
+from leakmeter.federated.local import behavior
 from leakmeter.judge import Configuration
 from leakmeter.judge.evidence import count_parameters
 from leakmeter.state import file_digest
@@ -147,7 +147,7 @@ def plan(scenario: Scenario, settings: Settings, cache: Cache, command: str = ""
         cache: holds what is made on the way.
         command: for the record.
     """
-    several = sum(len(each.defences) for _, each in settings) > 1
+    several = sum(len(each.defenses) for _, each in settings) > 1
     configurations: list[PlannedConfiguration] = []
     attacks: list[PlannedAttack] = []
     trials: dict[str, Trial] = {}
@@ -157,7 +157,7 @@ def plan(scenario: Scenario, settings: Settings, cache: Cache, command: str = ""
         on = cache.get(stage, setting)
         names.add(on.dataset.class_names)
         parameters = parameters or count_parameters(on.fresh_network)
-        for protection in each.defences:
+        for protection in each.defenses:
             row = _Row(told, each, setting, protection, on, not several)
             row.check()
             configurations.append(row.configuration())
@@ -195,9 +195,9 @@ class _Row:
         alone: bool,
     ) -> None:
         self.told, self.scenario, self.setting, self.on = told, scenario, setting, on
-        self.protection, self.defences = protection, protection.build()
-        self.victims = on.victims(on.fresh_network, self.defences, 0).clients
-        self.label = Configuration(setting=told, defence=protection.label).label
+        self.protection, self.defenses = protection, protection.build()
+        self.victims = on.victims(on.fresh_network, self.defenses, 0).clients
+        self.label = Configuration(setting=told, defense=protection.label).label
         self.walked = alone and setting.client.shares == "weights"
         self.common = self._common()
         numbers = range(setting.client.count)
@@ -217,7 +217,7 @@ class _Row:
 
     def check(self) -> None:
         """Refuse what cannot be done."""
-        self.on.check(self.defences)
+        self.on.check(self.defenses)
         if self.scenario.utility is not None:
             check_utility(self.on, self.scenario.utility)
 
@@ -257,7 +257,7 @@ class _Row:
         setting, weights = self.setting, self.setting.lpips
         return {
             "images": self.on.dataset.fingerprint,
-            "network": behaviour(self.victims[0].model, self.on.dataset.shape),
+            "network": behavior(self.victims[0].model, self.on.dataset.shape),
             "lpips": None if weights is None else file_digest(weights),
             "seed": setting.seed,
             "device": setting.device,
@@ -272,7 +272,7 @@ class _Row:
         return self._trial(work, part.name, f"{part.label}, client {client}", own)
 
     def _baseline(self, client: int, part: AttackPart) -> Trial:
-        """It knows no defence, so several configurations share it."""
+        """It knows no defense, so several configurations share it."""
         work = AttackNoise(*self._whose(client), part, self.scenario.compiling)
         told = part.model_dump(mode="json", exclude={"label", "aware"})
         own: dict[str, Any] = {"kind": "baseline", "clients": len(self.victims), "defenses": None}
@@ -288,12 +288,12 @@ class _Row:
         work = MeasurePath(*self._whose(client))
         return self._trial(work, "path", f"path, client {client}", {"kind": "path"})
 
-    def _whose(self, client: int) -> tuple[Setting, str, Defences, int, bool]:
-        return self.setting, self.common["images"], self.defences, client, self.walked
+    def _whose(self, client: int) -> tuple[Setting, str, Defenses, int, bool]:
+        return self.setting, self.common["images"], self.defenses, client, self.walked
 
     def _trial(self, work: Any, name: str, words: str, own: dict[str, Any]) -> Trial:
-        defences = [part.model_dump(mode="json") for part in self.protection.parts]
-        shared = {**self.common, "defenses": defences, **own}
+        defenses = [part.model_dump(mode="json") for part in self.protection.parts]
+        shared = {**self.common, "defenses": defenses, **own}
         places = [text for text in (self.told, self.protection.label) if text not in ("", "none")]
         # Neither the client nor the initial weights change what it costs.
         cost = {key: shared[key] for key in shared.keys() - {"network", "seed"}}
@@ -319,19 +319,19 @@ def described(
         client: one of them, for what can be proven; ``None`` if there is none any more.
         rounds: that a guarantee is to cover.
     """
-    defences, names = protection.build(), [part.name for part in protection.parts]
+    defenses, names = protection.build(), [part.name for part in protection.parts]
     proven = []
     if client is not None:
-        proven = [d.guarantee(client.protocol, len(client.images), rounds) for d in defences]
+        proven = [d.guarantee(client.protocol, len(client.images), rounds) for d in defenses]
     return Configuration(
         setting=told,
-        defence=protection.label,
+        defense=protection.label,
         parts=tuple(names),
-        known=tuple(defence.known for defence in defences),
-        adaptive=tuple(each.adaptive for each in defences if each.adaptive and aware),
+        known=tuple(defense.known for defense in defenses),
+        adaptive=tuple(each.adaptive for each in defenses if each.adaptive and aware),
         ignored=tuple(
             name
-            for name, each in zip(names, defences, strict=True)
+            for name, each in zip(names, defenses, strict=True)
             if not (each.adaptive and aware)
         ),
         guarantee=next((each for each in proven if each is not None), None),

@@ -22,7 +22,7 @@ from leakmeter.errors import LeakmeterError
 from leakmeter.execution import Context, Done, Trial
 from leakmeter.execution.executors import Cache
 from leakmeter.federated import sent_bytes
-from leakmeter.federated.local import behaviour
+from leakmeter.federated.local import behavior
 from leakmeter.judge import Configuration, Truth
 from leakmeter.judge.evidence import count_parameters
 from leakmeter.measure import score, signal_free
@@ -237,7 +237,7 @@ def _trials(
     spec = {
         "update": fingerprint,
         "examples": update.num_examples,
-        "network": behaviour(record.model, update.protocol.need("input_shape").input_shape),
+        "network": behavior(record.model, update.protocol.need("input_shape").input_shape),
         "attack": asked.attack.model_dump(mode="json", exclude={"label"}),
         "truth": truth,
     }

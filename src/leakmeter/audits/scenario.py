@@ -29,12 +29,12 @@ from leakmeter.attacks.compiling import Compiling
 from leakmeter.attacks.papers import RECIPES
 from leakmeter.data.constants import CONSTANTS
 from leakmeter.errors import LeakmeterError, unknown, validation_errors
-from leakmeter.federated.defences import DEFENCES
-from leakmeter.federated.defences.base import Defence
+from leakmeter.federated.defenses import DEFENSES
+from leakmeter.federated.defenses.base import Defense
 from leakmeter.update import Normalization, Protocol
 
 AUTO = "auto"
-"""Normalise as is usual for the data set."""
+"""Normalize as is usual for the data set."""
 
 MOST_SETTINGS = 10_000
 """Combinations of varied values in one scenario."""
@@ -67,6 +67,19 @@ def _normalization(value: Any) -> str | Normalization | None:
         return TypeAdapter(Normalization).validate_python(value)
     except ValidationError:
         raise ValueError("give a data set's name, [means, stds] per channel, or null") from None
+
+
+OLD_NAMES = {
+    "defences": "defenses",
+    "grey": "gray",
+    "quantise": "quantize",
+    "switching": "relu_curvature",
+}
+"""What fields, options, defenses and values were called before version 0.2: they are still read."""
+
+
+def _renamed(name: Any) -> Any:
+    return OLD_NAMES.get(name, name) if isinstance(name, str) else name
 
 
 class _Part(BaseModel):
@@ -154,6 +167,7 @@ def resolved_options(
     if inspect.isclass(factory):
         hints = get_type_hints(factory.__init__)
     parameters = inspect.signature(factory).parameters
+    given = {_renamed(option): _renamed(value) for option, value in given.items()}
     for option in given:
         if option not in parameters:
             raise unknown(f"option of {name}", option, parameters)
@@ -202,39 +216,40 @@ class AttackPart(_Part):
         return RECIPES[self.name](**self.options)
 
 
-class DefencePart(_Part):
-    """One defence: its name (see ``leakmeter list defences``) and its options."""
+class DefensePart(_Part):
+    """One defense: its name (see ``leakmeter list defenses``) and its options."""
 
     name: str
     options: dict[str, Any] = {}
 
     @model_validator(mode="after")
     def _resolve(self) -> Self:
-        """Check the options against the defence's fields and fill in its defaults."""
-        if self.name not in DEFENCES:
-            raise unknown("defence", self.name, DEFENCES)
-        options = resolved_options(self.name, DEFENCES[self.name], self.options)
+        """Check the options against the defense's fields and fill in its defaults."""
+        object.__setattr__(self, "name", _renamed(self.name))
+        if self.name not in DEFENSES:
+            raise unknown("defense", self.name, DEFENSES)
+        options = resolved_options(self.name, DEFENSES[self.name], self.options)
         object.__setattr__(self, "options", options)
         return self
 
-    def build(self) -> Defence:
-        """The defence with these options."""
-        return DEFENCES[self.name](**self.options)
+    def build(self) -> Defense:
+        """The defense with these options."""
+        return DEFENSES[self.name](**self.options)
 
 
 class Protection(_Part):
-    """What clients do against leakage: some defences in order, or nothing.
+    """What clients do against leakage: some defenses in order, or nothing.
 
-    In a scenario it is ``none``, a defence's name, ``{name: ..., options: ...}``, or several as
+    In a scenario it is ``none``, a defense's name, ``{name: ..., options: ...}``, or several as
     ``{label: ..., parts: [...]}``.
 
     Attributes:
         label: how the report calls it; by default the names, and the options that were given.
-        parts: the defences.
+        parts: the defenses.
     """
 
     label: str
-    parts: tuple[DefencePart, ...] = ()
+    parts: tuple[DefensePart, ...] = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -252,20 +267,20 @@ class Protection(_Part):
     @model_validator(mode="after")
     def _called_rightly(self) -> Self:
         if self.parts and self.label == NONE:
-            raise ValueError("label: none is what the absence of defences is called")
+            raise ValueError("label: none is what the absence of defenses is called")
         return self
 
-    def build(self) -> tuple[Defence, ...]:
-        """The defences, in order."""
+    def build(self) -> tuple[Defense, ...]:
+        """The defenses, in order."""
         return tuple(part.build() for part in self.parts)
 
 
 NONE = "none"
-"""What the absence of defences is called."""
+"""What the absence of defenses is called."""
 
 
 def _described(parts: Any) -> str:
-    """Names of the defences, each with the options given to it."""
+    """Names of the defenses, each with the options given to it."""
     words = []
     for part in parts if isinstance(parts, list | tuple) else ():
         if isinstance(part, dict):
@@ -276,7 +291,7 @@ def _described(parts: Any) -> str:
 
 
 class UtilityPart(_Part):
-    """Federated training that shows what a defence costs, with the clients' own settings.
+    """Federated training that shows what a defense costs, with the clients' own settings.
 
     The images that no attacked client has are split into a test set and clients of
     ``client.examples`` images each.
@@ -308,10 +323,10 @@ class Scenario(_Part):
         client: the clients under attack.
         federation: training that comes before, or ``None`` for a fresh network.
         attacks: what is tried on every client.
-        defences: what clients do against it; each is tried by itself.
+        defenses: what clients do against it; each is tried by itself.
         vary: lists of values by the path of their field, such as ``client.epochs``; all
             combinations are tried.
-        utility: training that measures the accuracy each defence leaves, or ``None``.
+        utility: training that measures the accuracy each defense leaves, or ``None``.
         lpips: path of AlexNet's weights for the LPIPS metric, or ``None`` to do without.
     """
 
@@ -324,10 +339,17 @@ class Scenario(_Part):
     client: ClientPart = ClientPart()
     federation: FederationPart | None = None
     attacks: tuple[AttackPart, ...] = (AttackPart(name="auto"),)
-    defences: tuple[Protection, ...] = (Protection(label=NONE),)
+    defenses: tuple[Protection, ...] = (Protection(label=NONE),)
     vary: dict[str, tuple[Any, ...]] = {}
     utility: UtilityPart | None = None
     lpips: Path | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_old(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {_renamed(field): content for field, content in value.items()}
 
     @model_validator(mode="after")
     def _resolve_normalization(self) -> Scenario:
@@ -344,7 +366,7 @@ class Scenario(_Part):
 
     @model_validator(mode="after")
     def _distinct(self) -> Scenario:
-        for kind in ("attacks", "defences"):
+        for kind in ("attacks", "defenses"):
             labels = [part.label for part in getattr(self, kind)]
             if not labels:
                 raise ValueError(f"{kind} is empty: name at least one, or leave it out")

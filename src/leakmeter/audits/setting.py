@@ -26,7 +26,7 @@ from leakmeter.data import Dataset
 from leakmeter.errors import LeakmeterError
 from leakmeter.execution.executors import Cache
 from leakmeter.federated import Client, aggregate, by_writer, dirichlet, federate, iid, sent_bytes
-from leakmeter.federated.defences.base import Defence
+from leakmeter.federated.defenses.base import Defense
 from leakmeter.federated.local import check_batch
 from leakmeter.judge import Truth
 from leakmeter.measure import Lpips, Straightness, check_measurable, walk
@@ -34,7 +34,7 @@ from leakmeter.update import Update
 
 OnRound = Callable[[int, int], None]
 
-Defences = tuple[Defence, ...]
+Defenses = tuple[Defense, ...]
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ class Victims:
     line_ups: Dataset
 
     def undefended(self) -> Victims:
-        """The same with the same network and no other defence."""
-        return replace(self, clients=tuple(each.without_defences() for each in self.clients))
+        """The same with the same network and no other defense."""
+        return replace(self, clients=tuple(each.without_defenses() for each in self.clients))
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,14 +115,14 @@ class Stage:
     dataset: Dataset
     chosen: list[Tensor]
 
-    def check(self, defences: Defences) -> None:
+    def check(self, defenses: Defenses) -> None:
         """Refuse what could not be done, before any work starts."""
         check_measurable(self.dataset.shape)
         if self.setting.lpips is not None:
             Lpips.load(self.setting.lpips)
         if self.setting.federation is not None:
             self._split(self.setting.federation)
-        client = self.victims(self.fresh_network, defences, 0).clients[0]
+        client = self.victims(self.fresh_network, defenses, 0).clients[0]
         if self.setting.client.shares == "gradient":
             client.sharing_a_gradient()
         else:
@@ -166,14 +166,14 @@ class Stage:
         kept[torch.cat(self.chosen)] = False
         return self.dataset.select(kept.nonzero().flatten())
 
-    def victims(self, model: nn.Module, defences: Defences, number: int) -> Victims:
+    def victims(self, model: nn.Module, defenses: Defenses, number: int) -> Victims:
         """A client under attack, with the others that its update is summed up with."""
         part = self.setting.client
-        others = math.prod(defence.clients for defence in defences) - 1
+        others = math.prod(defense.clients for defense in defenses) - 1
         borrowed = others * part.examples
         if borrowed * len(self.chosen) >= len(self.pool):
             raise LeakmeterError(
-                f"defences: the server sums {others + 1} clients of {part.examples} images,"
+                f"defenses: the server sums {others + 1} clients of {part.examples} images,"
                 f" but {self.setting.data.source} has only {len(self.pool)} besides those under "
                 "attack, of which some must be left for line-ups: use fewer clients or examples"
             )
@@ -191,7 +191,7 @@ class Stage:
                 its_images,
                 its_labels,
                 seed=self.setting.seed + number + 1_000_003 * position,
-                defences=defences,
+                defenses=defenses,
                 **training(part),
             )
             for position, (its_images, its_labels) in enumerate(
@@ -229,15 +229,15 @@ def network(cache: Cache, setting: Setting) -> nn.Module:
     return cache.get(stage, setting).network()
 
 
-def victims(cache: Cache, setting: Setting, defences: Defences, number: int) -> Victims:
+def victims(cache: Cache, setting: Setting, defenses: Defenses, number: int) -> Victims:
     """A client of the setting, and whom it is summed up with."""
     model = cache.get(network, setting)
-    return cache.get(stage, setting).victims(model, defences, number)
+    return cache.get(stage, setting).victims(model, defenses, number)
 
 
-def sent(cache: Cache, setting: Setting, defences: Defences, number: int, walked: bool) -> Sent:
+def sent(cache: Cache, setting: Setting, defenses: Defenses, number: int, walked: bool) -> Sent:
     """What the client sends after its training; its path is measured on the way if ``walked``."""
-    attacked = cache.get(victims, setting, defences, number, most=4)
+    attacked = cache.get(victims, setting, defenses, number, most=4)
     own, *others = attacked.clients
     first, path = walk(own) if walked else (share(setting, own), None)
     rest = [share(setting, other) for other in others]
@@ -245,11 +245,11 @@ def sent(cache: Cache, setting: Setting, defences: Defences, number: int, walked
     return Sent(attacked, update, sent_bytes(first), path)
 
 
-def plain(cache: Cache, setting: Setting, defences: Defences, number: int, walked: bool) -> Update:
-    """What the server would see if the same network were trained without defences."""
-    if not defences:
-        return cache.get(sent, setting, defences, number, walked, most=4).update
-    attacked = cache.get(victims, setting, defences, number, most=4).undefended()
+def plain(cache: Cache, setting: Setting, defenses: Defenses, number: int, walked: bool) -> Update:
+    """What the server would see if the same network were trained without defenses."""
+    if not defenses:
+        return cache.get(sent, setting, defenses, number, walked, most=4).update
+    attacked = cache.get(victims, setting, defenses, number, most=4).undefended()
     shared = [share(setting, client) for client in attacked.clients]
     return aggregate(shared) if len(shared) > 1 else shared[0]
 

@@ -13,7 +13,7 @@ from leakmeter.attacks.compiling import Compiling
 from leakmeter.attacks.reconstruction import Reconstruction
 from leakmeter.audits.scenario import AttackPart, UtilityPart
 from leakmeter.audits.setting import (
-    Defences,
+    Defenses,
     Sent,
     Setting,
     Stage,
@@ -86,14 +86,14 @@ class OnClient:
     Attributes:
         setting: whom to attack.
         images: digest of the setting's data.
-        defences: what its clients do against leakage.
+        defenses: what its clients do against leakage.
         client: number of the client.
         walked: whether paths are measured in this audit.
     """
 
     setting: Setting
     images: str
-    defences: Defences
+    defenses: Defenses
     client: int
     walked: bool
 
@@ -109,13 +109,13 @@ class OnClient:
     def victims(self, context: Context) -> Victims:
         """The client, and whom it is summed up with."""
         self.stage(context)
-        whose = (self.setting, self.defences, self.client)
+        whose = (self.setting, self.defenses, self.client)
         return context.worker.cache.get(victims, *whose, most=4)
 
     def sent(self, context: Context) -> Sent:
         """What the server sees."""
         self.stage(context)
-        whose = (self.setting, self.defences, self.client, self.walked)
+        whose = (self.setting, self.defenses, self.client, self.walked)
         return context.worker.cache.get(sent, *whose, most=4)
 
 
@@ -165,12 +165,12 @@ class AttackClient(OnClient):
 class AttackNoise(AttackClient):
     """The baseline: the same attack on noise of the same size.
 
-    It knows of no defence, but of the network that one has changed.
+    It knows of no defense, but of the network that one has changed.
     """
 
     def do(self, context: Context) -> Done:
         """Attack noise."""
-        whose = (self.setting, self.defences, self.client, self.walked)
+        whose = (self.setting, self.defenses, self.client, self.walked)
         update = context.worker.cache.get(plain, *whose, most=4)
         return self.measured(context, signal_free(update, self.setting.seed), None)
 
@@ -187,7 +187,7 @@ class MeasureUtility(OnClient):
 
     def do(self, context: Context) -> Done:
         """Train, and test."""
-        utility = measured_utility(self.stage(context), self.defences, self.part, context.step)
+        utility = measured_utility(self.stage(context), self.defenses, self.part, context.step)
         return Done(UtilityOutcome(utility=utility), {})
 
 

@@ -1,4 +1,4 @@
-"""What a defence costs: the accuracy that is left."""
+"""What a defense costs: the accuracy that is left."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from leakmeter.audits.scenario import UtilityPart
-from leakmeter.audits.setting import Defences, Stage, training
+from leakmeter.audits.setting import Defenses, Stage, training
 from leakmeter.data import Dataset
 from leakmeter.errors import LeakmeterError
 from leakmeter.federated import Client, federate
@@ -21,7 +21,7 @@ Follow = Callable[[int, int], None]
 
 
 def measured_utility(
-    stage: Stage, defences: Defences, part: UtilityPart, follow: Follow | None = None
+    stage: Stage, defenses: Defenses, part: UtilityPart, follow: Follow | None = None
 ) -> Utility:
     """Accuracy of a network trained by clients of this configuration, on images none of them had.
 
@@ -29,7 +29,7 @@ def measured_utility(
     images.
     """
     # Adding up updates in secret changes nothing about their sum.
-    defences = tuple(each for each in defences if each.clients == 1)
+    defenses = tuple(each for each in defenses if each.clients == 1)
     pool, setting = stage.pool, stage.setting
     began, accuracies = time.perf_counter(), []
     for repeat in range(part.seeds):
@@ -46,7 +46,7 @@ def measured_utility(
             rounds=part.rounds,
             seed=seed,
             on_round=on_round,
-            defences=defences,
+            defenses=defenses,
             **training(setting.client),
         )
         accuracies.append(_accuracy(model, test, stage))

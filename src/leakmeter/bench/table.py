@@ -46,7 +46,7 @@ class Victim:
         init: how weights start: as the network's paper does (``default``), ``uniform`` in
             (-0.5, 0.5), or ``xavier-normal`` with zero biases (SAPAG, section VI-B).
         trained: training that comes before, or ``None`` for fresh weights.
-        normalize: whether the network sees normalised images, as in most papers, or plain ones.
+        normalize: whether the network sees normalized images, as in most papers, or plain ones.
         pick: which images: any (``random``), of ``distinct`` classes, the first ones of one
             ``writer`` (as SME's public code does), or ``varied`` ones of five writers (NL-SME,
             section V-C).

@@ -24,7 +24,7 @@ from leakmeter.execution import Context, Done, Trial
 from leakmeter.execution.memory import fresh_peak, peak_memory
 
 
-class Kind(Protocol):
+class RowKind(Protocol):
     """How a trial of some kind is done."""
 
     def __call__(self, row: Row, data: Path, repeat: int, options: RunOptions) -> dict[str, float]:
@@ -87,7 +87,7 @@ def attack_at_cost(row: Row, data: Path, repeat: int, options: RunOptions) -> di
     return metrics
 
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, RowKind] = {
     "attack": attack_images,
     "cost": attack_at_cost,
     "joint": epochs.attack_together,

@@ -140,7 +140,7 @@ def network(
     model = models.build(
         victim.model, classes=dataset.classes, channels=channels, size=size, seed=seed
     )
-    initialise(model, victim.init, seed)
+    initialize(model, victim.init, seed)
     if victim.trained is None:
         return model
     repeats = range(MOST_REPEATS) if shared else [repeat]
@@ -151,7 +151,7 @@ def network(
     return _train(model, victim.trained, pool, normalize, seed, on_round)
 
 
-def initialise(model: nn.Module, init: str, seed: int) -> None:
+def initialize(model: nn.Module, init: str, seed: int) -> None:
     """Draw the weights again in place, unless ``init`` is ``default`` (SAPAG, section VI-B)."""
     with torch.no_grad(), seeded(seed):
         for name, parameter in model.named_parameters():

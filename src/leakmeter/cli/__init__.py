@@ -9,7 +9,7 @@ import sys
 import click
 import typer
 
-from leakmeter.cli import audits, captured, shelves
+from leakmeter.cli import audits, captured, catalog
 from leakmeter.errors import LeakmeterError
 
 app = typer.Typer(
@@ -25,9 +25,9 @@ app.command()(audits.status)
 app.command()(audits.results)
 app.command()(audits.compare)
 app.command()(captured.attack)
-app.command(name="list")(shelves.list_)
-app.command()(shelves.show)
-app.command()(shelves.bench)
+app.command(name="list")(catalog.list_)
+app.command()(catalog.show)
+app.command()(catalog.bench)
 
 INTERRUPTED = 130
 """What typer returns after Ctrl-C, and the shell's code for it."""

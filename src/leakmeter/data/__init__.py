@@ -1,4 +1,4 @@
-"""Labelled images: two sets that need no download, and readers of the standard file formats."""
+"""Labeled images: two sets that need no download, and readers of the standard file formats."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class _Kind:
 
 _KINDS = {
     "photos": _Kind(
-        about="128 colour crops 32x32 of 8 photographs, labelled by photograph; no download",
+        about="128 color crops 32x32 of 8 photographs, labeled by photograph; no download",
         read=embedded.photos,
         argument="",
     ),
     "faces": _Kind(
-        about="100 greyscale faces 25x25 and 100 backgrounds of LFW; no download",
+        about="100 grayscale faces 25x25 and 100 backgrounds of LFW; no download",
         read=embedded.faces,
         argument="",
     ),
@@ -81,7 +81,7 @@ def load(spec: str, *, size: int | None = None) -> Dataset:
 
     Args:
         spec: ``photos``, ``faces`` or ``KIND:PATH`` (`names` and `describe` list them).
-        size: side in pixels to resize to, after cutting out the centre square; None: as stored.
+        size: side in pixels to resize to, after cutting out the center square; None: as stored.
     """
     name, _, place = spec.partition(":")
     kind = _kind(name)

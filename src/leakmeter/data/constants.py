@@ -7,7 +7,7 @@ from leakmeter.update import Normalization
 
 # The training split's own statistics, as commonly published. Nobody publishes FEMNIST's and
 # LFW's: those are measured on 70 writers in LEAF's polarity (white paper) and on 400 aligned
-# colour faces. `photos` and `faces` are measured on all of their images (a test checks them).
+# color faces. `photos` and `faces` are measured on all of their images (a test checks them).
 CONSTANTS: dict[str, Normalization] = {
     "mnist": ((0.1307,), (0.3081,)),
     "fashion-mnist": ((0.2860,), (0.3530,)),

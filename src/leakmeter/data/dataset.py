@@ -1,4 +1,4 @@
-"""What every reader returns: labelled images in memory."""
+"""What every reader returns: labeled images in memory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from leakmeter.update import Normalization
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Labelled images.
+    """Labeled images.
 
     Attributes:
         name: what to call the set in a report.
-        images: float32 [N, C, H, W] in [0, 1], not normalised.
+        images: float32 [N, C, H, W] in [0, 1], not normalized.
         labels: int64 [N] in 0 .. classes - 1.
         class_names: one name per class.
         writer: int64 [N], who produced each example, or None where nobody knows.

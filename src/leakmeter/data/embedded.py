@@ -36,7 +36,7 @@ _FACES = 100  # the first 100 of the file's 200 are faces
 
 
 def photos(folder: Path, size: int | None) -> Dataset:
-    """Colour crops [128, 3, size, size] of 8 photographs, labelled by photograph.
+    """Color crops [128, 3, size, size] of 8 photographs, labeled by photograph.
 
     Each gives 16: its whole central square, then smaller ones. They are interleaved, so that
     any 8 in a row from a multiple of 8 show all photographs and the first 8 show them whole.
@@ -74,7 +74,7 @@ def _grid(picture: Tensor, share: float, positions: int) -> list[Tensor]:
     """Squares of a picture [1, 3, H, W] at evenly spread positions, row by row."""
     height, width = picture.shape[-2:]
     side = round(share * min(height, width))
-    # One position alone is the centre; several reach from edge to edge.
+    # One position alone is the center; several reach from edge to edge.
     steps = [0.5] if positions == 1 else [i / (positions - 1) for i in range(positions)]
     corners = [
         (round(y * (height - side)), round(x * (width - side))) for y in steps for x in steps
@@ -83,7 +83,7 @@ def _grid(picture: Tensor, share: float, positions: int) -> list[Tensor]:
 
 
 def faces(folder: Path, size: int | None) -> Dataset:
-    """200 greyscale crops [200, 1, 25, 25] of LFW: first 100 faces, then 100 backgrounds.
+    """200 grayscale crops [200, 1, 25, 25] of LFW: first 100 faces, then 100 backgrounds.
 
     Args:
         folder: where ``lfw_subset.npy`` is.

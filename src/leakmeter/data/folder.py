@@ -18,7 +18,7 @@ _SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", 
 def read(folder: Path, size: int | None) -> Dataset:
     """All pictures of a folder [N, C, H, W], classes and files in alphabetical order.
 
-    C is 1 if every picture is greyscale and 3 otherwise. Without `size`, all pictures must
+    C is 1 if every picture is grayscale and 3 otherwise. Without `size`, all pictures must
     have the same size. Files that are not pictures by their ending are ignored.
     """
     if not folder.is_dir():

@@ -17,14 +17,14 @@ from leakmeter.errors import LeakmeterError
 # Named because Pillow would otherwise also try formats that start other programs (EPS).
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 _MOST_PIXELS = 50_000_000  # a header that lies about its size must not fill the memory
-_GREY = ("1", "L")
-_COLOUR = ("P", "PA", "LA", "RGB", "RGBA", "CMYK", "YCbCr")
+_GRAY = ("1", "L")
+_COLOR = ("P", "PA", "LA", "RGB", "RGBA", "CMYK", "YCbCr")
 
 
 def decode(path: Path) -> NDArray[np.uint8]:
-    """A picture file's pixels: uint8 [H, W] for greyscale, [H, W, 3] for anything else."""
+    """A picture file's pixels: uint8 [H, W] for grayscale, [H, W, 3] for anything else."""
     with reading(path, "picture"), Image.open(path, formats=_FORMATS) as picture:
-        if picture.mode not in _GREY + _COLOUR:
+        if picture.mode not in _GRAY + _COLOR:
             raise LeakmeterError(
                 f"{path}: pixel format {picture.mode!r} is not supported: save it with 8 bits"
             )
@@ -32,7 +32,7 @@ def decode(path: Path) -> NDArray[np.uint8]:
             raise LeakmeterError(
                 f"{path}: {picture.width}x{picture.height} is more than {_MOST_PIXELS} pixels"
             )
-        return np.array(picture.convert("L" if picture.mode in _GREY else "RGB"))
+        return np.array(picture.convert("L" if picture.mode in _GRAY else "RGB"))
 
 
 def to_unit(pixels: NDArray[np.uint8]) -> Tensor:
@@ -44,7 +44,7 @@ def to_unit(pixels: NDArray[np.uint8]) -> Tensor:
 
 
 def resized(images: Tensor, size: int | None) -> Tensor:
-    """Images [N, C, H, W] as [N, C, size, size]: centre square, then anti-aliased resizing.
+    """Images [N, C, H, W] as [N, C, size, size]: center square, then anti-aliased resizing.
 
     Unchanged when `size` is None.
     """

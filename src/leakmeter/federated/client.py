@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from leakmeter.data import normalization
 from leakmeter.errors import LeakmeterError, validation_errors
-from leakmeter.federated.defences.base import Defence, defended
+from leakmeter.federated.defenses.base import Defense, defended
 from leakmeter.federated.local import (
     check_batch,
     normalized,
@@ -25,7 +25,7 @@ from leakmeter.state import State
 from leakmeter.update import Normalization, Protocol, Update
 
 DRAWS = 5_000_000_000
-"""Seeds of what defences draw begin here, apart from those of the order of examples."""
+"""Seeds of what defenses draw begin here, apart from those of the order of examples."""
 
 
 class Client:
@@ -43,8 +43,8 @@ class Client:
         optimizer: ``sgd``, ``adam`` or ``adamw``.
         normalize: a data set's name, a (mean, std) pair, or ``None`` for the identity.
         batchnorm: ``eval`` (running statistics) or ``train`` (those of the batch).
-        seed: decides the order of the examples, and what defences draw.
-        defences: what the client does so that its update tells less, in order. One that changes
+        seed: decides the order of the examples, and what defenses draw.
+        defenses: what the client does so that its update tells less, in order. One that changes
             the network changes :attr:`model`: attack that one.
         settings: any other field of :class:`~leakmeter.update.Protocol`, such as ``momentum``.
     """
@@ -62,11 +62,11 @@ class Client:
         normalize: str | Normalization | None = None,
         batchnorm: str = "eval",
         seed: int = 0,
-        defences: Sequence[Defence] = (),
+        defenses: Sequence[Defense] = (),
         **settings: Any,
     ) -> None:
         _check_images(images)
-        model = defended(model, defences)
+        model = defended(model, defenses)
         first = next(model.parameters(), None)
         if first is None:
             raise LeakmeterError("model has no parameters: nothing could be trained")
@@ -74,7 +74,7 @@ class Client:
         self.images = images.to(first.device, first.dtype)
         self.labels = labels.to(first.device, torch.int64)
         self.seed = seed
-        self.defences = tuple(defences)
+        self.defenses = tuple(defenses)
         channels = images.shape[1]
         classes, *places = output_shape(model, self.images[:2])
         _check_labels(labels, (len(images), *places))
@@ -98,8 +98,8 @@ class Client:
             )
         except ValidationError as error:
             raise LeakmeterError(f"client {validation_errors(error, Protocol)[0]}") from None
-        for defence in self.defences:
-            defence.check(model, self.protocol, self.defences)
+        for defense in self.defenses:
+            defense.check(model, self.protocol, self.defenses)
 
     def train(self, on_step: Callable[[State], None] | None = None) -> Update:
         """Train locally and return the weights before and after.
@@ -116,7 +116,7 @@ class Client:
             self.protocol,
             seed=self.seed,
             on_step=on_step,
-            defences=self.defences,
+            defenses=self.defenses,
             draws=draws,
         )
         return self._sent(self.protocol, draws, after=snapshot(model))
@@ -130,7 +130,7 @@ class Client:
             self._inputs(draws),
             self.labels,
             self.protocol,
-            defences=self.defences,
+            defenses=self.defenses,
             draws=draws,
         )
         return self._sent(protocol, draws, gradient=gradient)
@@ -140,14 +140,14 @@ class Client:
         unused = dict.fromkeys(("epochs", "batch_size", "lr", "optimizer"))
         protocol = self.protocol.model_copy(update=unused)
         check_batch(self.model, protocol, len(self.images))
-        for defence in self.defences:
-            defence.check(self.model, protocol, self.defences)
+        for defense in self.defenses:
+            defense.check(self.model, protocol, self.defenses)
         return protocol
 
-    def without_defences(self) -> Client:
-        """The same client without its defences; a network that one of them changed stays so."""
+    def without_defenses(self) -> Client:
+        """The same client without its defenses; a network that one of them changed stays so."""
         plain = copy.copy(self)
-        plain.defences = ()
+        plain.defenses = ()
         return plain
 
     def _draws(self) -> torch.Generator:
@@ -155,8 +155,8 @@ class Client:
 
     def _inputs(self, draws: torch.Generator) -> Tensor:
         images = self.images
-        for defence in self.defences:
-            images = defence.images(images, draws)
+        for defense in self.defenses:
+            images = defense.images(images, draws)
         return normalized(images, self.protocol)
 
     def _sent(self, protocol: Protocol, draws: torch.Generator, **sent: State) -> Update:
@@ -166,8 +166,8 @@ class Client:
             protocol=protocol,
             **sent,
         )
-        for defence in self.defences:
-            update = defence.send(update, self.model, draws)
+        for defense in self.defenses:
+            update = defense.send(update, self.model, draws)
         return update
 
 
@@ -192,7 +192,7 @@ def _check_images(images: Tensor) -> None:
     if not 0 <= low <= high <= 1:
         raise LeakmeterError(
             f"images span [{low:.3g}, {high:.3g}]: give pixels in [0, 1], "
-            "and the normalisation by normalize="
+            "and the normalization by normalize="
         )
 
 

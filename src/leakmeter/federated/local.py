@@ -17,7 +17,7 @@ from leakmeter.state import State, digest
 from leakmeter.update import Protocol
 
 if TYPE_CHECKING:
-    from leakmeter.federated.defences.base import Defence
+    from leakmeter.federated.defenses.base import Defense
 
 
 def loss_of(protocol: Protocol, logits: Tensor, targets: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def output_shape(model: nn.Module, images: Tensor) -> tuple[int, ...]:
     return tuple(logits.shape[1:])
 
 
-def behaviour(model: nn.Module, shape: tuple[int, ...]) -> str:
+def behavior(model: nn.Module, shape: tuple[int, ...]) -> str:
     """SHA-256 of what ``model`` computes and trains: weights, frozen names, answer to noise.
 
     Args:
@@ -92,7 +92,7 @@ def behaviour(model: nn.Module, shape: tuple[int, ...]) -> str:
 
 
 def make_optimizer(model: nn.Module, protocol: Protocol) -> torch.optim.Optimizer:
-    """The client's optimiser over the parameters that are not frozen."""
+    """The client's optimizer over the parameters that are not frozen."""
     known = protocol.need("lr", "optimizer")
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
@@ -126,7 +126,7 @@ def snapshot(model: nn.Module) -> State:
 
 
 class Training(NamedTuple):
-    """What a client's loop runs on; a defence may put others in their place.
+    """What a client's loop runs on; a defense may put others in their place.
 
     Attributes:
         model: what is called; its parameters are those of the client's network.
@@ -149,19 +149,19 @@ def train_locally(
     *,
     seed: int,
     on_step: Callable[[State], None] | None = None,
-    defences: Sequence[Defence] = (),
+    defenses: Sequence[Defense] = (),
     draws: torch.Generator | None = None,
 ) -> None:
     """Train ``model`` in place for E epochs of batches of B, shuffled anew in every epoch.
 
     Args:
         model: changed in place.
-        inputs: [N, C, H, W], already normalised.
+        inputs: [N, C, H, W], already normalized.
         labels: [N] integers.
-        protocol: epochs, batch size, optimiser, loss and batch-norm mode.
+        protocol: epochs, batch size, optimizer, loss and batch-norm mode.
         seed: decides the order of the examples.
         on_step: called with a copy of the whole state after every step.
-        defences: of the client, which may change how it trains.
+        defenses: of the client, which may change how it trains.
         draws: what they draw from.
     """
     known = protocol.need("epochs", "batch_size")
@@ -178,12 +178,12 @@ def train_locally(
 
     with ExitStack() as undo:
         training = Training(model, make_optimizer(model, protocol), batches, undo)
-        for defence in defences:
-            training = defence.training(training, inputs, labels, protocol, draws)
+        for defense in defenses:
+            training = defense.training(training, inputs, labels, protocol, draws)
         for _ in range(known.epochs):
             for x, y in training.batches():
                 training.optimizer.zero_grad()
-                descend(training.model, model, x, y, protocol, defences, draws)
+                descend(training.model, model, x, y, protocol, defenses, draws)
                 training.optimizer.step()
                 if on_step is not None:
                     on_step(snapshot(model))
@@ -195,17 +195,17 @@ def whole_gradient(
     labels: Tensor,
     protocol: Protocol,
     *,
-    defences: Sequence[Defence] = (),
+    defenses: Sequence[Defense] = (),
     draws: torch.Generator,
 ) -> State:
-    """The gradient of the loss over all examples, by name, as the defences make it.
+    """The gradient of the loss over all examples, by name, as the defenses make it.
 
     Args:
         model: switched to the protocol's mode, else not changed.
-        inputs: [N, C, H, W], already normalised.
+        inputs: [N, C, H, W], already normalized.
         labels: [N] integers.
-        protocol: optimiser, loss and batch-norm mode.
-        defences: of the client.
+        protocol: optimizer, loss and batch-norm mode.
+        defenses: of the client.
         draws: what they draw from.
     """
     check_batch(model, protocol, len(inputs))
@@ -213,10 +213,10 @@ def whole_gradient(
     with ExitStack() as undo:
         optimizer = make_optimizer(model, protocol)
         training = Training(model, optimizer, lambda: [(inputs, labels)], undo)
-        for defence in defences:
-            training = defence.training(training, inputs, labels, protocol, draws)
+        for defense in defenses:
+            training = defense.training(training, inputs, labels, protocol, draws)
         training.optimizer.zero_grad()
-        descend(training.model, model, inputs, labels, protocol, defences, draws)
+        descend(training.model, model, inputs, labels, protocol, defenses, draws)
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     return {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in trained.items()}
 
@@ -227,24 +227,24 @@ def descend(
     x: Tensor,
     y: Tensor,
     protocol: Protocol,
-    defences: Sequence[Defence],
+    defenses: Sequence[Defense],
     draws: torch.Generator,
 ) -> None:
-    """Leave the gradient of one batch in the parameters, as the defences make it.
+    """Leave the gradient of one batch in the parameters, as the defenses make it.
 
     Args:
-        called: ``model``, or what a defence wrapped around it.
+        called: ``model``, or what a defense wrapped around it.
         model: the client's network.
-        x: normalised images [B, C, H, W].
+        x: normalized images [B, C, H, W].
         y: labels [B].
         protocol: of the client.
-        defences: of the client.
+        defenses: of the client.
         draws: what they draw from.
     """
-    if len(x):  # a defence that samples batches may leave one empty
+    if len(x):  # a defense that samples batches may leave one empty
         loss = loss_of(protocol, called(x), y)
-        for defence in defences:
-            loss = loss + defence.penalty(model) * (len(x) if protocol.reduction == "sum" else 1)
+        for defense in defenses:
+            loss = loss + defense.penalty(model) * (len(x) if protocol.reduction == "sum" else 1)
         loss.backward()
-    for defence in defences:
-        defence.gradient(model, x, draws)
+    for defense in defenses:
+        defense.gradient(model, x, draws)

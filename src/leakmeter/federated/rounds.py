@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from leakmeter.errors import LeakmeterError
 from leakmeter.execution import Checkpoint, cache_folder
 from leakmeter.federated.client import Client
-from leakmeter.federated.defences.base import defended
-from leakmeter.federated.local import behaviour, snapshot
+from leakmeter.federated.defenses.base import defended
+from leakmeter.federated.local import behavior, snapshot
 from leakmeter.federated.server import average
 from leakmeter.state import State, digest
 from leakmeter.update import Update
@@ -34,7 +34,7 @@ def federate(
 ) -> nn.Module:
     """A copy of ``model`` after ``rounds`` rounds of federated averaging.
 
-    Defences that change the network change the copy: it is the network those clients train.
+    Defenses that change the network change the copy: it is the network those clients train.
 
     Args:
         model: the network at round 0; not changed.
@@ -51,9 +51,9 @@ def federate(
         raise LeakmeterError(f"participation is {participation}: use a probability above 0")
     if not parts:
         raise LeakmeterError("parts is empty: a federation needs at least one client")
-    # Copied even if no defence changes it: every round loads new weights into it.
-    model = copy.deepcopy(defended(model, training.get("defences", ())))
-    network = behaviour(model, tuple(parts[0][0].shape[1:]))
+    # Copied even if no defense changes it: every round loads new weights into it.
+    model = copy.deepcopy(defended(model, training.get("defenses", ())))
+    network = behavior(model, tuple(parts[0][0].shape[1:]))
     of = [network, _digest(parts), participation, seed, training]
     kept = [Checkpoint(cache_folder(cache), "round", [*of, number + 1]) for number in range(rounds)]
     done = _resume(model, kept)

@@ -11,7 +11,7 @@ from leakmeter.judge.words import learns, percent, promise, size
 from leakmeter.measure import share
 
 IGNORED = "tested only against attacks that do not know it"
-"""What is said of a defence that no attack adapts to."""
+"""What is said of a defense that no attack adapts to."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ def advise(judged: Sequence[ConfigurationResult]) -> Advice:
 def undefended(
     among: Sequence[ConfigurationResult], beside: ConfigurationResult
 ) -> ConfigurationResult | None:
-    """Another one without a defence: of the setting of ``beside``, or else the first."""
-    plain = [each for each in among if each.defence == "none"]
+    """Another one without a defense: of the setting of ``beside``, or else the first."""
+    plain = [each for each in among if each.defense == "none"]
     setting = beside.setting
     same = [each for each in plain if each.setting == setting]
     return next((each for each in [*same, *plain] if each is not beside), None)
@@ -67,7 +67,7 @@ def _choice(
     only = len(held) == 1
     scope = "all tried here" if not any(each.ignored for each in judged) else "those attacks know"
     why = f"alone of {scope} held" if only else f"is the most accurate of {len(held)} that held"
-    first = next((each for each in judged if each.defence == "none"), None)
+    first = next((each for each in judged if each.defense == "none"), None)
     if best is first:
         start = f"These attacks give no reason to change anything: {best.quoted} {why} against them"
     else:
@@ -110,7 +110,7 @@ def _caveats(
     found.append(
         f"That {total} image{'s' if total > 1 else ''} did not leak does not rule out that up to "
         f"{percent(most)} of all would (95%), and a stronger attack may do better. Look at its "
-        "pictures, too: whatever a person recognises in them has leaked."
+        "pictures, too: whatever a person recognizes in them has leaked."
     )
     return found
 
@@ -144,14 +144,14 @@ def _nothing_held(leaking: Sequence[ConfigurationResult]) -> Advice:
     least = max(leaking, key=lambda each: each.mildness)
     leak, attack = least.leak, least.strongest.attack
     seen = ""
-    if leak is not None and leak.basis == "recognised":
-        seen = f"{leak.hits} of {leak.total} images recognised by {attack}"
+    if leak is not None and leak.basis == "recognized":
+        seen = f"{leak.hits} of {leak.total} images recognized by {attack}"
     elif leak is not None:
         seen = f"{leak.hits} of {leak.total} images picked out of line-ups by {attack}"
     cost = "" if least.utility is None else f", accuracy {percent(_accuracy(least))}"
     return Advice(
         f"Nothing tried here is enough. {least.quoted[0].upper()}{least.quoted[1:]} leaked least "
-        f"({seen}{cost}). Try it with stronger settings, or other defences, and audit again."
+        f"({seen}{cost}). Try it with stronger settings, or other defenses, and audit again."
     )
 
 

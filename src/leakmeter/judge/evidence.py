@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from leakmeter.attacks.reconstruction import Reconstruction
 from leakmeter.errors import LeakmeterError
 from leakmeter.execution.trial import now, versions
-from leakmeter.federated.defences.base import Guarantee
+from leakmeter.federated.defenses.base import Guarantee
 from leakmeter.measure import Finding, Straightness
 from leakmeter.update import Protocol
 
@@ -57,11 +57,11 @@ class Configuration:
 
     Attributes:
         setting: the varied values, such as ``epochs=20``; empty if none vary.
-        defence: what clients do against leakage, or ``none``.
-        parts: names of the defences that this consists of.
-        known: what the attacker is assumed to know about each defence, a sentence each.
+        defense: what clients do against leakage, or ``none``.
+        parts: names of the defenses that this consists of.
+        known: what the attacker is assumed to know about each defense, a sentence each.
         adaptive: how the attacks make use of that, a sentence each.
-        ignored: names of the defences that the attacks make no use of.
+        ignored: names of the defenses that the attacks make no use of.
         bytes_sent: by one client in one round.
         guarantee: what is proven about ``rounds`` of its updates, or ``None``.
         rounds: that the guarantee covers.
@@ -69,7 +69,7 @@ class Configuration:
     """
 
     setting: str = ""
-    defence: str = "none"
+    defense: str = "none"
     parts: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
     adaptive: tuple[str, ...] = ()
@@ -81,10 +81,10 @@ class Configuration:
 
     @property
     def label(self) -> str:
-        """What it is called: the defence, the setting, or both."""
+        """What it is called: the defense, the setting, or both."""
         if not self.setting:
-            return self.defence
-        return self.setting if self.defence == "none" else f"{self.setting}; {self.defence}"
+            return self.defense
+        return self.setting if self.defense == "none" else f"{self.setting}; {self.defense}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from leakmeter.judge.words import finite
 TOLD = ("title", "date", "command", "model", "parameters", "data", "versions", "scenario")
 """What results take from the provenance as it is."""
 
-DESCRIBED = ("label", "setting", "defence", "known", "adaptive", "ignored", "bytes_sent", "utility")
+DESCRIBED = ("label", "setting", "defense", "known", "adaptive", "ignored", "bytes_sent", "utility")
 """What they take from a configuration."""
 
 MOST_NAMED = 5
@@ -96,7 +96,7 @@ def _of_one(only: ConfigurationResult) -> dict[str, object]:
     """What is said of one configuration."""
     detail = only.detail
     for name in only.ignored:
-        detail += f" The defence {name} was {IGNORED}."
+        detail += f" The defense {name} was {IGNORED}."
     return {
         "sentence": only.sentence,
         "detail": detail,
@@ -128,7 +128,7 @@ def in_short(evidence: Sequence[Evidence]) -> str:
     labels = " and ".join(text for _, text in label_facts(evidence, accuracy=False))
     return (
         "The attacker is the server: curious, but following the protocol. It sees every update and "
-        "knows the network, the number of images, how clients train and which defence they use; "
+        "knows the network, the number of images, how clients train and which defense they use; "
         f"labels of the images were {labels}."
     )
 
@@ -186,13 +186,13 @@ def _detail(judged: Sequence[ConfigurationResult]) -> str:
     counts = []
     for each in leaking[:MOST_NAMED]:
         if each.leak is not None:
-            verb = "" if each.leak.basis == "recognised" else " picked out"
+            verb = "" if each.leak.basis == "recognized" else " picked out"
             leak = f"{each.leak.hits} of {each.leak.total}{verb} ({each.leak.baseline})"
             counts.append(f"{each.quoted} {leak}")
     more = len(leaking) - MOST_NAMED
     others = f"; and {more} more below" if more > 0 else ""
     return (
-        "Images recognised by the strongest attack, and in brackets by the same attack on random "
+        "Images recognized by the strongest attack, and in brackets by the same attack on random "
         f"noise in place of the update: {'; '.join(counts)}{others}. What exceeds the brackets "
         "came out of the updates."
     )

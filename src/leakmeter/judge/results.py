@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import ValidationError, model_validator
 
@@ -17,8 +17,15 @@ from leakmeter.judge.evidence import Utility
 from leakmeter.judge.rule import LEVELS, Judged, Leak, Leakage, Level, Share
 from leakmeter.measure import Finding, Interval, difference
 
-VERSION = 1
-"""Of the schema; goes up when a field changes its meaning or goes away."""
+VERSION = 2
+"""Of the schema; goes up when a field changes its meaning or goes away. The first is read, too."""
+
+OLD_FIELDS = {
+    "defence": "defense",
+    "recognised": "recognized",
+    "baseline_recognised": "baseline_recognized",
+}
+"""What fields of the first version are called now."""
 
 FILE, TABLE = "results.json", "results.csv"
 
@@ -69,8 +76,8 @@ class AttackResult(Judged):
 
     attack: str
     recipe: str
-    recognised: Share | None
-    baseline_recognised: Share | None
+    recognized: Share | None
+    baseline_recognized: Share | None
     reidentified: Share | None
     baseline_reidentified: Share | None
     leakage: Leakage | None
@@ -86,16 +93,16 @@ class AttackResult(Judged):
             hits = sum(sum(getattr(getattr(finding, side), what)) for finding in findings)
             return Share.of(hits, total) if findings else None
 
-        hits, lucky = counted("scores", "recognised"), counted("baseline", "recognised")
+        hits, lucky = counted("scores", "recognized"), counted("baseline", "recognized")
         leakage = None
         if hits is not None and lucky is not None:
-            found = Leak.of("recognised", hits, lucky)
+            found = Leak.of("recognized", hits, lucky)
             leakage = Leakage(share=found.share, low=found.low, high=found.high)
         return cls(
             attack=attack,
             recipe=recipe,
-            recognised=hits,
-            baseline_recognised=lucky,
+            recognized=hits,
+            baseline_recognized=lucky,
             reidentified=counted("scores", "reidentified"),
             baseline_reidentified=counted("baseline", "reidentified"),
             leakage=leakage,
@@ -104,12 +111,12 @@ class AttackResult(Judged):
 
     @cached_property
     def _counted(self) -> tuple[Leak, Leak] | None:
-        """What was recognised and what was picked out, or ``None`` if that could not be told."""
-        recognised, lucky = self.recognised, self.baseline_recognised
+        """What was recognized and what was picked out, or ``None`` if that could not be told."""
+        recognized, lucky = self.recognized, self.baseline_recognized
         picked, noise = self.reidentified, self.baseline_reidentified
-        if recognised is None or lucky is None or picked is None or noise is None:
+        if recognized is None or lucky is None or picked is None or noise is None:
             return None
-        return Leak.of("recognised", recognised, lucky), Leak.of("picked out", picked, noise)
+        return Leak.of("recognized", recognized, lucky), Leak.of("picked out", picked, noise)
 
     @property
     def leak(self) -> Leak | None:
@@ -212,7 +219,7 @@ class ConfigurationResult(Judged):
 
     label: str
     setting: str
-    defence: str
+    defense: str
     level: Level
     sentence: str
     detail: str
@@ -228,7 +235,7 @@ class ConfigurationResult(Judged):
     @property
     def name(self) -> str:
         """The label in words: a reader wonders what ``none`` is."""
-        return "no defence" if self.label == "none" else self.label
+        return "no defense" if self.label == "none" else self.label
 
     @property
     def quoted(self) -> str:
@@ -270,7 +277,7 @@ class ConfigurationResult(Judged):
 class Results(Judged):
     """All of an audit, without its pictures. ``docs/results.md`` explains each field."""
 
-    version: Literal[1]
+    version: Literal[2]
     title: str
     date: str
     command: str
@@ -330,6 +337,8 @@ class Results(Judged):
             raise LeakmeterError(f"{path} is not JSON: give the results.json of an audit") from None
         if not isinstance(content, dict) or "version" not in content:
             raise LeakmeterError(f"{path} has no version: give the results.json of an audit")
+        if content["version"] == 1:
+            content = _renamed(content) | {"version": VERSION}
         if content["version"] != VERSION:
             raise LeakmeterError(
                 f"{path}: version is {content['version']!r}, this leakmeter reads {VERSION}: "
@@ -339,6 +348,15 @@ class Results(Judged):
             return cls.model_validate(content)
         except ValidationError as error:
             raise LeakmeterError(f"{path}: {validation_errors(error, cls)[0]}") from None
+
+
+def _renamed(content: Any) -> Any:
+    """A value of the first version in the words of today."""
+    if isinstance(content, list):
+        return [_renamed(each) for each in content]
+    if isinstance(content, dict):
+        return {OLD_FIELDS.get(name, name): _renamed(each) for name, each in content.items()}
+    return content
 
 
 def change(before: Leak, after: Leak) -> Interval:

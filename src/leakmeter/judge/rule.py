@@ -1,7 +1,7 @@
 """The rule: whether an image, a client, a configuration leaks is decided here and nowhere else.
 
 Let r be the
-share of training images that an attack recognises over all clients and b the same share for that
+share of training images that an attack recognizes over all clients and b the same share for that
 attack on an update without signal; let p and q be the shares that are picked out of their line-ups,
 close or not. What leaked to the attack is r - b, or p - q if that is more and at least one half.
 An attack ``leaks`` if r - b >= 1/2, ``leaks in part`` if anything leaked to it, else it ``could not
@@ -53,7 +53,7 @@ class Share(Judged):
 
 
 class Leakage(Judged):
-    """Share of images recognised beyond the baseline's, and its 95% interval (Newcombe)."""
+    """Share of images recognized beyond the baseline's, and its 95% interval (Newcombe)."""
 
     share: float
     low: float
@@ -64,7 +64,7 @@ class Leak(Judged):
     """What leaked to an attack: the one number that verdict, matrix, comparison and gate go by.
 
     Attributes:
-        basis: ``recognised`` images, or those ``picked out`` of their line-ups.
+        basis: ``recognized`` images, or those ``picked out`` of their line-ups.
         hits: of the attack.
         baseline: of the same attack on noise in place of the update.
         total: images.
@@ -73,7 +73,7 @@ class Leak(Judged):
         high: likewise.
     """
 
-    basis: Literal["recognised", "picked out"]
+    basis: Literal["recognized", "picked out"]
     hits: int
     baseline: int
     total: int
@@ -82,7 +82,7 @@ class Leak(Judged):
     high: float
 
     @classmethod
-    def of(cls, basis: Literal["recognised", "picked out"], hits: Share, baseline: Share) -> Self:
+    def of(cls, basis: Literal["recognized", "picked out"], hits: Share, baseline: Share) -> Self:
         """From the counts."""
         found = excess(hits.hits, baseline.hits, hits.total)
         return cls(
@@ -101,17 +101,17 @@ class Leak(Judged):
         return Interval(self.share, self.low, self.high)
 
 
-def leak(recognised: Leak, picked: Leak) -> Leak:
-    """What leaked: the images that were recognised, or those picked out if that is more."""
-    return picked if 2 * picked.share >= 1 and picked.share > recognised.share else recognised
+def leak(recognized: Leak, picked: Leak) -> Leak:
+    """What leaked: the images that were recognized, or those picked out if that is more."""
+    return picked if 2 * picked.share >= 1 and picked.share > recognized.share else recognized
 
 
-def level(recognised: Leak, picked: Leak) -> Level:
+def level(recognized: Leak, picked: Leak) -> Level:
     """What that means for clients it is tried on."""
-    if leak(recognised, picked).share <= 0:
+    if leak(recognized, picked).share <= 0:
         return "could not break it"
-    # Half of the images recognised is a leak, though yet more may be picked out.
-    return "leaks" if 2 * recognised.share >= 1 else "leaks in part"
+    # Half of the images recognized is a leak, though yet more may be picked out.
+    return "leaks" if 2 * recognized.share >= 1 else "leaks in part"
 
 
 def worst(levels: Iterable[Level]) -> Level:

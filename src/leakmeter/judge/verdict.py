@@ -37,22 +37,22 @@ def verdict(attacks: Sequence[AttackResult], protocols: Sequence[Protocol]) -> V
     level = worst(attack.level for attack in attacks)
     if strongest.leak.share <= 0:
         return _not_broken(attacks, protocols)
-    said = _recognised if strongest.leak.basis == "recognised" else _picked_out
+    said = _recognized if strongest.leak.basis == "recognized" else _picked_out
     return Verdict(level, *said(strongest, strongest.leak))
 
 
-def _recognised(attack: AttackResult, leak: Leak) -> tuple[str, str]:
+def _recognized(attack: AttackResult, leak: Leak) -> tuple[str, str]:
     return (
-        f"{subject(leak.hits, leak.total)} could be read out of {_updates(attack)} and recognised.",
+        f"{subject(leak.hits, leak.total)} could be read out of {_updates(attack)} and recognized.",
         f"Strongest attack: {effort(attack)}. Run on random noise in place of the update, the same "
-        f"attack gets {leak.baseline} of {leak.total} recognised: what exceeds that came out of "
+        f"attack gets {leak.baseline} of {leak.total} recognized: what exceeds that came out of "
         "the update.",
     )
 
 
 def _picked_out(attack: AttackResult, leak: Leak) -> tuple[str, str]:
-    hits = 0 if attack.recognised is None else attack.recognised.hits
-    poor = f", {hits} of them well enough to be recognised" if hits else ""
+    hits = 0 if attack.recognized is None else attack.recognized.hits
+    poor = f", {hits} of them well enough to be recognized" if hits else ""
     return (
         f"{subject(leak.hits, leak.total)} could be picked out of a line-up by what was read out "
         f"of {_updates(attack)}{poor or ', though the pictures are poor'}.",
@@ -64,15 +64,15 @@ def _picked_out(attack: AttackResult, leak: Leak) -> tuple[str, str]:
 
 def _not_broken(attacks: Sequence[AttackResult], protocols: Sequence[Protocol]) -> Verdict:
     strongest = attacks[0]
-    hits, lucky = strongest.recognised, strongest.baseline_recognised
+    hits, lucky = strongest.recognized, strongest.baseline_recognized
     if hits is None or lucky is None or hits.hits == 0:
         sentence = (
-            "No attack tried here could read a recognisable training image out of "
+            "No attack tried here could read a recognizable training image out of "
             f"{_updates(strongest)}."
         )
     else:
         sentence = (
-            f"The strongest attack recognised no more training images in {_updates(strongest)} "
+            f"The strongest attack recognized no more training images in {_updates(strongest)} "
             f"than in random noise ({hits.hits} against {lucky.hits} of {hits.total})."
         )
     return Verdict(
@@ -80,12 +80,12 @@ def _not_broken(attacks: Sequence[AttackResult], protocols: Sequence[Protocol]) 
         sentence=sentence,
         detail=f"Tried: {efforts(attacks)}. This is no proof that nothing leaks: "
         "a stronger attack or more iterations may succeed where these failed."
-        + _unmodelled(protocols),
+        + _unmodeled(protocols),
     )
 
 
-def _unmodelled(protocols: Sequence[Protocol]) -> str:
-    """A warning where the client's optimiser is not what the attacks predict."""
+def _unmodeled(protocols: Sequence[Protocol]) -> str:
+    """A warning where the client's optimizer is not what the attacks predict."""
     others = {
         "momentum" if protocol.optimizer == "sgd" else protocol.optimizer
         for protocol in protocols
@@ -112,9 +112,9 @@ def _not_measured(attacks: Sequence[AttackResult]) -> Verdict:
         level="not measured",
         sentence="How much leaked cannot be measured without the original images: "
         "look at the pictures.",
-        detail=f"Tried: {efforts(attacks)}. Whatever a person recognises in the pictures has "
+        detail=f"Tried: {efforts(attacks)}. Whatever a person recognizes in the pictures has "
         f"leaked.{said} Look at the final match too: the nearer to 0, the better the pictures "
-        "explain the update. A good match with unrecognisable pictures does not show that nothing "
+        "explain the update. A good match with unrecognizable pictures does not show that nothing "
         "leaked.",
     )
 

@@ -1,7 +1,7 @@
 """Both sides at once: what was found, held against the truth and against proper baselines."""
 
 from leakmeter.measure.baseline import signal_free
-from leakmeter.measure.finding import RECOGNISABLE_DB, Finding, Scores, measure, score
+from leakmeter.measure.finding import RECOGNIZABLE_DB, Finding, Scores, measure, score
 from leakmeter.measure.identity import Identification, reidentify
 from leakmeter.measure.image import (
     ImageScores,
@@ -16,7 +16,7 @@ from leakmeter.measure.text import TextScores, sentences
 from leakmeter.measure.trajectory import Straightness, straightness, walk
 
 __all__ = [
-    "RECOGNISABLE_DB",
+    "RECOGNIZABLE_DB",
     "Finding",
     "Identification",
     "ImageScores",

@@ -10,7 +10,7 @@ from leakmeter.measure.identity import reidentify
 from leakmeter.measure.image import images, label_accuracy
 from leakmeter.measure.lpips import Lpips
 
-RECOGNISABLE_DB = 18.0
+RECOGNIZABLE_DB = 18.0
 """Below this PSNR an image is visibly corrupted."""
 
 
@@ -38,10 +38,10 @@ class Scores(BaseModel):
     lpips: list[float] | None = None
 
     @property
-    def recognised(self) -> list[bool]:
+    def recognized(self) -> list[bool]:
         """Images both close to the original (18 dB) and picked out of the line-up."""
         return [
-            close >= RECOGNISABLE_DB and hit
+            close >= RECOGNIZABLE_DB and hit
             for close, hit in zip(self.psnr, self.reidentified, strict=True)
         ]
 

@@ -1,6 +1,6 @@
 """LPIPS: how different two images look to a network (Zhang et al. 2018, arXiv:1801.03924).
 
-The unit-normalised features of a layer count by the weight of their channel,
+The unit-normalized features of a layer count by the weight of their channel,
 
     LPIPS(a, b) = sum_l mean_hw sum_c w_lc (f_l(a) - f_l(b))^2,
 
@@ -91,7 +91,7 @@ class Lpips:
         safetensors.torch.save_file(weights, "lpips_alex.safetensors")
 
     Images with a side below 64 px are enlarged bilinearly until the shorter one has 64, so values
-    of small images differ from those of programs that feed them as they are. Grey images are
+    of small images differ from those of programs that feed them as they are. Gray images are
     repeated to three channels.
 
     Attributes:

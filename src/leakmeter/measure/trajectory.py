@@ -34,10 +34,10 @@ _COLUMNS = 2**16
 
 
 class Straightness(BaseModel):
-    """How a client's weights travelled from w0 (received) to wT (sent back).
+    """How a client's weights traveled from w0 (received) to wT (sent back).
 
     A gradient here is that of the loss over all of the client's examples, whatever batch, momentum
-    or optimiser moved the weights: the paper's ``∇w``. A mini-batch's own gradient leaves the
+    or optimizer moved the weights: the paper's ``∇w``. A mini-batch's own gradient leaves the
     plane far more.
 
     Attributes:
@@ -45,7 +45,7 @@ class Straightness(BaseModel):
         steps: those measured, from 0; not all of them if the path is long or the network large.
         plane_shares: ``|P2 g_t| / |g_t|`` at the weights before each measured step: how much of
             the gradient lies in the plane that holds most of all of them (their two largest
-            singular values, not centred).
+            singular values, not centered).
         alphas: places on the line, ``w(alpha) = (1 - alpha) w0 + alpha wT``.
         cosines: of ``w0 - wT`` with the gradient at each of them.
     """
@@ -180,11 +180,11 @@ class _Probe:
     """The gradient over all of a client's examples, at any weights."""
 
     def __init__(self, client: Client) -> None:
-        self._client = client.without_defences()
+        self._client = client.without_defenses()
         self._client.model = self._model = copy.deepcopy(client.model)
 
     def gradient(self, state: State) -> State:
-        """Of what the client minimises: its loss, and weight decay unless decoupled."""
+        """Of what the client minimizes: its loss, and weight decay unless decoupled."""
         self._model.load_state_dict(state)
         found = self._client.gradient().gradient or {}
         protocol = self._client.protocol

@@ -20,7 +20,7 @@ def build(
     size: int | None = None,
     seed: int = 0,
 ) -> nn.Module:
-    """A freshly initialised network: images [N, channels, size, size] -> logits [N, classes].
+    """A freshly initialized network: images [N, channels, size, size] -> logits [N, classes].
 
     The same call gives the same weights, and torch's global random state is left untouched.
 

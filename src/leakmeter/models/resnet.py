@@ -106,7 +106,7 @@ def resnet(
     """A ResNet with global average pooling: [N, channels, size, size] -> [N, classes].
 
     IG (Geiping et al. 2020, section 5) and AGIC (section V) attack these, untrained ones with
-    torchvision's initialisation (convolutions He-normal over the outputs), so it is used here.
+    torchvision's initialization (convolutions He-normal over the outputs), so it is used here.
     In ResNet20-4 and ResNet32-10 the last number multiplies the width 16 of the CIFAR networks.
 
     Args:
@@ -138,7 +138,7 @@ def resnet8(*, classes: int, channels: int, size: int) -> nn.Sequential:
 
     SME (Zhu et al. 2023, appendix G) states "three building blocks". From its public code: widths
     32, 64, 128, a 2x2 average pooling padded by one in place of the global one, two dense layers
-    without an activation between them, torch's default initialisation.
+    without an activation between them, torch's default initialization.
     """
     side = ((size + 1) // 2 + 1) // 2 // 2 + 1
     return nn.Sequential(

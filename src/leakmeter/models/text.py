@@ -115,7 +115,7 @@ class LanguageModel(Embedded):
     """Embedded sentences [N, 1, words, width] -> logits of the next word [N, vocabulary, words].
 
     From SAPAG (Wang et al. 2020, section VII): a position encoder, two encoder layers with four
-    heads and 200 hidden units, GELU, a uniformly initialised embedding. Its "decoder" is read as
+    heads and 200 hidden units, GELU, a uniformly initialized embedding. Its "decoder" is read as
     the output layer over the vocabulary, as in language models without a second sentence to attend
     to; there is no dropout.
 
@@ -164,7 +164,7 @@ class LanguageModel(Embedded):
 
 
 def build(vocabulary: int, *, width: int = 100, seed: int = 0) -> LanguageModel:
-    """A freshly initialised language model; the same call gives the same weights.
+    """A freshly initialized language model; the same call gives the same weights.
 
     Args:
         vocabulary: number of words it knows, at least 2.

@@ -13,14 +13,14 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, Percent
 from numpy.typing import NDArray
 
 from leakmeter.judge import AttackResult, Evidence
-from leakmeter.measure import RECOGNISABLE_DB, Straightness
+from leakmeter.measure import RECOGNIZABLE_DB, Straightness
 from leakmeter.report.drawing import (
     DASHES,
     INK,
     SERIES,
     canvas,
-    colour,
     inline,
+    series_color,
     short,
     style,
 )
@@ -35,7 +35,7 @@ _LONGEST_NAME, _LONGEST_WIDE = 18, 34
 
 
 def convergence(curves: Curves, wide: bool = False) -> Markup:
-    """Matching distance against iteration: a colour per name, a line per client."""
+    """Matching distance against iteration: a color per name, a line per client."""
     with style("convergence"):
         names = _names(curves, wide)
         columns = (76 if wide else 50) // (max(map(len, names)) + 6)
@@ -49,7 +49,7 @@ def convergence(curves: Curves, wide: bool = False) -> Markup:
                 axes.plot(
                     steps,
                     match,
-                    color=colour(number),
+                    color=series_color(number),
                     linestyle=DASHES[number // SERIES % len(DASHES)],
                     linewidth=2 if len(runs) == 1 else 1.1,
                     label=name if client == 0 else None,
@@ -71,13 +71,13 @@ def psnr_strip(curves: Mapping[str, AttackResult], wide: bool = False) -> Markup
         height = max(_HEIGHT, 96 + (44 if wide else 68) * len(curves))
         figure, axes = _axes(_WIDE if wide else _WIDTH, height)
         for number, attack in enumerate(curves.values()):
-            color = colour(number)
+            color = series_color(number)
             _dots(axes, attack.psnr, 2 * number, color=color, facecolors=color)
             _dots(axes, attack.baseline_psnr, 2 * number + 1, color=color, facecolors="none")
-        axes.axvline(RECOGNISABLE_DB, color=INK, linewidth=1, linestyle="--", zorder=1)
+        axes.axvline(RECOGNIZABLE_DB, color=INK, linewidth=1, linestyle="--", zorder=1)
         axes.annotate(
-            f"{RECOGNISABLE_DB:g} dB",
-            (RECOGNISABLE_DB, 1),
+            f"{RECOGNIZABLE_DB:g} dB",
+            (RECOGNIZABLE_DB, 1),
             xycoords=("data", "axes fraction"),
             xytext=(0, 4),
             textcoords="offset points",
@@ -102,7 +102,9 @@ def agreement(paths: Mapping[int, Straightness]) -> Markup:
         figure, axes = _axes(_WIDTH, _HEIGHT)
         for number, (client, path) in enumerate(paths.items()):
             _client_line(axes, path.alphas, path.cosines, number, client)
-            axes.plot(path.best_alpha, path.best_cosine, "o", color=colour(number), clip_on=False)
+            axes.plot(
+                path.best_alpha, path.best_cosine, "o", color=series_color(number), clip_on=False
+            )
         axes.xaxis.set_major_formatter(PercentFormatter(1))
         axes.set(xlabel="Way from the received to the returned weights", ylabel="Agreement")
         axes.set_xlim(0, 1)
@@ -138,7 +140,7 @@ def _client_line(
     axes.plot(
         x,
         y,
-        color=colour(number),
+        color=series_color(number),
         linestyle=DASHES[number // SERIES % len(DASHES)],
         marker="o" if len(x) == 1 else None,
         linewidth=1.6,

@@ -23,7 +23,7 @@ Key = tuple[str, str]
 MANY = 10
 """From so many rows on a reader is told that one may differ by luck."""
 
-_COLOURS: dict[Trend, str] = {"rose": "red", "fell": "green", "cannot be told apart": "dim"}
+_COLORS: dict[Trend, str] = {"rose": "red", "fell": "green", "cannot be told apart": "dim"}
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Comparison:
         """Whether leakage rose, fell or cannot be told apart."""
         if not self.rows:
             return "The audits have no attack on a configuration in common: nothing to compare."
-        counts = {trend: sum(row.trend == trend for row in self.rows) for trend in _COLOURS}
+        counts = {trend: sum(row.trend == trend for row in self.rows) for trend in _COLORS}
         told = [f"{trend} in {count}" for trend, count in counts.items() if count]
         total = len(self.rows)
         if len(told) == 1 and total > 1:
@@ -186,7 +186,7 @@ def _table(rows: Sequence[ComparedAttack]) -> Table:
         if costed:
             cells.append(f"{_percent(row.accuracy_before)}→{_percent(row.accuracy_after)}")
         word = "unclear" if row.trend == "cannot be told apart" else row.trend
-        table.add_row(*map(Text, cells), Text(word, style=_COLOURS[row.trend]))
+        table.add_row(*map(Text, cells), Text(word, style=_COLORS[row.trend]))
     return table
 
 

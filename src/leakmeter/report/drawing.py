@@ -1,6 +1,6 @@
-"""Inline SVG that takes its colours and fonts from the page, in light and dark.
+"""Inline SVG that takes its colors and fonts from the page, in light and dark.
 
-Matplotlib cannot write ``currentColor`` or ``var(--name)``. So every colour here is a near-black
+Matplotlib cannot write ``currentColor`` or ``var(--name)``. So every color here is a near-black
 stand-in, and :func:`inline` puts the page's own in its place.
 """
 
@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from leakmeter.judge import Level
 
 SERIES = 5
-"""How many series colours the style sheet has; after that they repeat with another dash."""
+"""How many series colors the style sheet has; after that they repeat with another dash."""
 
 DASHES = ("-", "--", ":", "-.")
 
@@ -28,7 +28,7 @@ STATUS: dict[Level, str] = {
     "leaks in part": "#000004",
     "could not break it": "#000005",
 }
-"""The colour of each verdict that can be drawn."""
+"""The color of each verdict that can be drawn."""
 
 _STAND_INS = {
     INK: "currentColor",
@@ -76,7 +76,7 @@ def short(name: str, longest: int) -> str:
     return line if len(line) <= longest else line[: longest - 1] + "…"
 
 
-def colour(series: int) -> str:
+def series_color(series: int) -> str:
     """Of the so-manieth series."""
     return f"#0000{16 + series % SERIES:02x}"
 
@@ -95,6 +95,6 @@ def inline(figure: Figure, description: str) -> Markup:
     svg = re.sub(r' (?:xmlns(?::xlink)?|version|width="[\d.]+pt" height)="[^"]*"', "", svg, count=4)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # the same in every figure, and nothing points there
     svg = re.sub(r"font-family: [^;]*; ", "", svg)
-    for stand_in, colour in _STAND_INS.items():
-        svg = svg.replace(stand_in, colour)
+    for stand_in, color in _STAND_INS.items():
+        svg = svg.replace(stand_in, color)
     return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{description}"', 1))

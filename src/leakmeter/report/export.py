@@ -19,7 +19,7 @@ from leakmeter.execution.store import write_whole
 from leakmeter.judge.results import FILE, TABLE, Results
 from leakmeter.measure import Finding, Scores
 
-SHOWN = ("setting", "defence", "attack", "client", "recognised", "images", "psnr", "baseline_psnr")
+SHOWN = ("setting", "defense", "attack", "client", "recognized", "images", "psnr", "baseline_psnr")
 """Columns that fit a terminal."""
 
 Rows = Iterable[dict[str, Any]]
@@ -92,10 +92,10 @@ def told(status: Status) -> list[str]:
     return lines + [f"failed: {name}: {error}" for name, error in status.failed.items()]
 
 
-_SCORES = ("psnr", "ssim", "mse", "lpips", "reidentified", "recognised")
+_SCORES = ("psnr", "ssim", "mse", "lpips", "reidentified", "recognized")
 
 PER_IMAGE = (
-    *("configuration", "setting", "defence", "attack", "client", "image"),
+    *("configuration", "setting", "defense", "attack", "client", "image"),
     *_SCORES,
     *(f"baseline_{name}" for name in _SCORES),
 )
@@ -115,7 +115,7 @@ def table(results: Results) -> str:
     writer.writerow(PER_IMAGE)
     for configuration in results.configurations:
         for attack in configuration.attacks:
-            first = (configuration.label, configuration.setting, configuration.defence)
+            first = (configuration.label, configuration.setting, configuration.defense)
             for client in attack.clients:
                 for image, values in enumerate(_per_image(client.finding)):
                     writer.writerow([*first, attack.attack, client.client, image, *values])

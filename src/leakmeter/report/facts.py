@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from leakmeter.attacks.papers import RECIPES
-from leakmeter.federated.defences import DEFENCES
+from leakmeter.federated.defenses import DEFENSES
 from leakmeter.judge import Configuration, Evidence, Provenance, label_facts
 from leakmeter.update import Protocol
 
@@ -32,7 +32,7 @@ def facts(runs: Sequence[Evidence], provenance: Provenance) -> list[Fact]:
     """Everything the attacks could use besides the numbers in the update.
 
     Args:
-        runs: of clients without a defence, or of all if every client has one.
+        runs: of clients without a defense, or of all if every client has one.
         provenance: names the network.
     """
     sent = {
@@ -63,10 +63,10 @@ def _training(protocols: Sequence[Protocol]) -> list[Fact]:
         "Local epochs": [protocol.epochs for protocol in protocols],
         "Batch size": [protocol.batch_size for protocol in protocols],
         "Learning rate": [protocol.lr for protocol in protocols],
-        "Optimiser": [_optimizer(protocol) for protocol in protocols],
+        "Optimizer": [_optimizer(protocol) for protocol in protocols],
         "Loss": [_loss(protocol) for protocol in protocols],
         "Batch norm": [_batchnorm(protocol) for protocol in protocols],
-        "Normalisation": [_normalisation(protocol) for protocol in protocols],
+        "Normalization": [_normalization(protocol) for protocol in protocols],
     }
     rows = []
     for name, each in values.items():
@@ -115,7 +115,7 @@ def _batchnorm(protocol: Protocol) -> str | None:
     }[protocol.batchnorm]
 
 
-def _normalisation(protocol: Protocol) -> str | None:
+def _normalization(protocol: Protocol) -> str | None:
     if protocol.normalize is None:
         return None
     mean, std = (", ".join(f"{value:.3g}" for value in side) for side in protocol.normalize)
@@ -128,7 +128,7 @@ def _distinct(values: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Method:
-    """An attack or a defence.
+    """An attack or a defense.
 
     Attributes:
         name: in scenarios.
@@ -153,10 +153,10 @@ def attack_methods(evidence: Sequence[Evidence]) -> list[Method]:
     ]
 
 
-def defence_methods(configurations: Sequence[Configuration]) -> list[Method]:
-    """The defences of all configurations, each once."""
+def defense_methods(configurations: Sequence[Configuration]) -> list[Method]:
+    """The defenses of all configurations, each once."""
     names = dict.fromkeys(name for each in configurations for name in each.parts)
-    return [Method(name, (), _first_line(DEFENCES[name])) for name in names if name in DEFENCES]
+    return [Method(name, (), _first_line(DEFENSES[name])) for name in names if name in DEFENSES]
 
 
 def _first_line(documented: Any) -> str:

@@ -109,7 +109,7 @@ def unbeaten(among: Sequence[Point]) -> list[Point]:
 
 
 def frontier(shown: Sequence[Point]) -> Markup:
-    """Accuracy against leakage, one labelled point per configuration.
+    """Accuracy against leakage, one labeled point per configuration.
 
     Args:
         shown: at least one.
@@ -131,8 +131,8 @@ def frontier(shown: Sequence[Point]) -> Markup:
         _label(axes, shown, inner)
         axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        axes.set(xlabel="Images recognised beyond the baseline", ylabel="Accuracy")
-        return inline(figure, "Accuracy against share of images recognised, per configuration.")
+        axes.set(xlabel="Images recognized beyond the baseline", ylabel="Accuracy")
+        return inline(figure, "Accuracy against share of images recognized, per configuration.")
 
 
 def placed(
@@ -222,7 +222,7 @@ def _leader(right: bool) -> dict[str, Any]:
 
 
 def _draw(axes: Axes, point: Point) -> None:
-    """One marker, whose shape and colour say the verdict, and how far it may be off."""
+    """One marker, whose shape and color say the verdict, and how far it may be off."""
     color = STATUS.get(point.level, INK)
     axes.hlines(point.accuracy, point.low, point.high, color=color, linewidth=1.2, alpha=0.55)
     if point.best > point.worst:

@@ -46,7 +46,7 @@ class Likeness:
 
     psnr: float
     ssim: float
-    recognised: bool
+    recognized: bool
     lpips: float | None = None
 
 
@@ -102,13 +102,13 @@ def same_image(exhibit: Exhibit, shown: Sequence[Exhibit]) -> Exhibit | None:
 
 
 def clearest(shown: Sequence[Exhibit]) -> Exhibit | None:
-    """The pair most alike in structure: highest PSNR alone would favour dark and empty images."""
+    """The pair most alike in structure: highest PSNR alone would favor dark and empty images."""
     scored = [(each.score.ssim, each) for each in shown if each.score and each.original]
     return max(scored, key=lambda pair: pair[0])[1] if scored else None
 
 
 def picture(image: Tensor, lossless: bool = True) -> Picture:
-    """A float image [C, H, W] in [0, 1] as a file: grey, or its first three channels as colours."""
+    """A float image [C, H, W] in [0, 1] as a file: gray, or its first three channels as colors."""
     pixels = image.detach().cpu().clamp(0, 1).mul(255).round().byte()
     array = pixels[0] if len(pixels) < 3 else pixels[:3].permute(1, 2, 0)
     file = io.BytesIO()
@@ -143,7 +143,7 @@ def _exhibit(run: Evidence, index: int, class_names: Sequence[str], lossless: bo
 
 def _likeness(scores: Scores, index: int) -> Likeness:
     lpips = None if scores.lpips is None else scores.lpips[index]
-    return Likeness(scores.psnr[index], scores.ssim[index], scores.recognised[index], lpips)
+    return Likeness(scores.psnr[index], scores.ssim[index], scores.recognized[index], lpips)
 
 
 def _class_name(label: int, class_names: Sequence[str]) -> str:

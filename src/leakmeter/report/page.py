@@ -23,9 +23,9 @@ from leakmeter.judge import (
     strongest_first,
 )
 from leakmeter.judge.words import WHOSE, epsilon, percent, promise, scope, size, spread
-from leakmeter.measure import RECOGNISABLE_DB, interval
+from leakmeter.measure import RECOGNIZABLE_DB, interval
 from leakmeter.report import charts
-from leakmeter.report.facts import attack_methods, defence_methods, facts
+from leakmeter.report.facts import attack_methods, defense_methods, facts
 from leakmeter.report.frontier import frontier, points
 from leakmeter.report.gallery import Exhibit, clearest, count, exhibits, few, same_image
 
@@ -131,7 +131,7 @@ def _facts(
     ranked: Sequence[AttackResult],
 ) -> dict[str, Any]:
     """What was done, and the numbers that came out."""
-    plain = {each.label for each in results.configurations if each.defence == "none"}
+    plain = {each.label for each in results.configurations if each.defense == "none"}
     undefended = [run for run in evidence if run.configuration in plain]
     return {
         "attacks": ranked,
@@ -144,7 +144,7 @@ def _facts(
         "measured": bool(results.measured),
         "methods": {
             "Attacks": attack_methods(evidence),
-            "Defences": defence_methods(provenance.configurations),
+            "Defenses": defense_methods(provenance.configurations),
         },
         "perceptual": any(run.finding and run.finding.scores.lpips for run in evidence),
         "recipes": {
@@ -153,7 +153,7 @@ def _facts(
             )
             for attack in ranked
         },
-        "recognisable": RECOGNISABLE_DB,
+        "recognizable": RECOGNIZABLE_DB,
         "seeds": sorted({run.found.seed for run in evidence}),
         "shares": evidence[0].shares,
     }
@@ -252,7 +252,7 @@ def _costs(groups: Sequence[ConfigurationResult]) -> dict[str, Any]:
         )
     if promise(group):
         said.append(f"Guarantee: {promise(group)}.")
-    if group.defence != "none" and group.bytes_sent:
+    if group.defense != "none" and group.bytes_sent:
         said.append(f"A client sends {size(group.bytes_sent)} a round.")
     measured = [each.utility for each in groups]
     chances = dict.fromkeys(percent(each.chance) for each in measured if each is not None)

@@ -125,7 +125,7 @@ TABLES = (
     ),
     Table(
         "retrace-2",
-        "Clients with other optimisers, CIFAR-100, N=10, E=20",
+        "Clients with other optimizers, CIFAR-100, N=10, E=20",
         REFERENCE,
         _table_2(),
         note=_NOTE,

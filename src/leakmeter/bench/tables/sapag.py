@@ -104,7 +104,7 @@ def _table_3() -> tuple[Row, ...]:
 
 
 _JOINT = (
-    "Labels are optimised with the image. An iteration of L-BFGS is 20 evaluations; up to 8 "
+    "Labels are optimized with the image. An iteration of L-BFGS is 20 evaluations; up to 8 "
     "starts, the best match is kept (the paper does not speak of restarts). "
 )
 

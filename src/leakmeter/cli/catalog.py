@@ -12,38 +12,38 @@ import typer
 from leakmeter.cli.options import BUDGET, OUT, PROCESSES, SCENARIO
 
 if TYPE_CHECKING:
-    from leakmeter.federated.defences.base import Defence
+    from leakmeter.federated.defenses.base import Defense
 
 
-class Shelf(StrEnum):
+class Kind(StrEnum):
     """What can be listed."""
 
     ATTACKS = "attacks"
-    DEFENCES = "defences"
+    DEFENSES = "defenses"
     MODELS = "models"
     DATASETS = "datasets"
 
 
 def list_(
-    what: Annotated[Shelf | None, typer.Argument(help="All of them if not given.")] = None,
+    what: Annotated[Kind | None, typer.Argument(help="All of them if not given.")] = None,
 ) -> None:
-    """List attacks, defences, models and datasets."""
+    """List attacks, defenses, models and datasets."""
     from leakmeter import data, models
     from leakmeter.attacks.papers import RECIPES
-    from leakmeter.federated.defences import DEFENCES
+    from leakmeter.federated.defenses import DEFENSES
 
-    shelves = {
-        Shelf.ATTACKS: {
+    catalog = {
+        Kind.ATTACKS: {
             name: f"{(recipe.__doc__ or '').splitlines()[0]}\nNeeds {recipe().needs}."
             for name, recipe in RECIPES.items()
         },
-        Shelf.DEFENCES: {name: _told(defence) for name, defence in DEFENCES.items()},
-        Shelf.MODELS: {name: models.describe(name) for name in models.names()},
-        Shelf.DATASETS: {name: data.describe(name) for name in data.names()},
+        Kind.DEFENSES: {name: _told(defense) for name, defense in DEFENSES.items()},
+        Kind.MODELS: {name: models.describe(name) for name in models.names()},
+        Kind.DATASETS: {name: data.describe(name) for name in data.names()},
     }
-    for shelf, entries in shelves.items():
-        if what in (None, shelf):
-            typer.secho(shelf, bold=True)
+    for kind, entries in catalog.items():
+        if what in (None, kind):
+            typer.secho(kind, bold=True)
             width = max(map(len, entries))
             for name, about in entries.items():
                 first, *more = about.splitlines()
@@ -52,14 +52,14 @@ def list_(
                     typer.secho(f"  {'':{width}}  {line}", dim=True)
 
 
-def _told(defence: type[Defence]) -> str:
-    """A defence in some lines: what it is, its options, what the attacker knows."""
+def _told(defense: type[Defense]) -> str:
+    """A defense in some lines: what it is, its options, what the attacker knows."""
     options = ", ".join(
         field.name if field.default is dataclasses.MISSING else f"{field.name}={field.default}"
-        for field in dataclasses.fields(defence)  # type: ignore[arg-type]
+        for field in dataclasses.fields(defense)  # type: ignore[arg-type]
     )
-    about = (defence.__doc__ or "").splitlines()[0]
-    return f"{about}\nOptions: {options or 'none'}. {defence.known}"
+    about = (defense.__doc__ or "").splitlines()[0]
+    return f"{about}\nOptions: {options or 'none'}. {defense.known}"
 
 
 def show(scenario: SCENARIO) -> None:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from leakmeter.errors import LeakmeterError, require
-from leakmeter.federated.defences.base import Defence
+from leakmeter.federated.defenses.base import Defense
 from leakmeter.update import Update
 
 
 @dataclass(frozen=True)
-class GradientDropout(Defence):
+class GradientDropout(Defense):
     """Random entries of every step's gradient are zero, the rest is scaled up (Wei et al. 2020).
 
     Unlike ``prune`` it draws anew in every local step, so that after several of them few entries
@@ -50,7 +50,7 @@ class GradientDropout(Defence):
         names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         entries = torch.cat([tensor.flatten() for tensor in update.observed(names).values()])
         zeros = (entries == 0).double().mean()
-        # Weight decay, or noise of another defence, may have filled them in.
+        # Weight decay, or noise of another defense, may have filled them in.
         if not one or not zeros or zeros < self.rate / 2:
             return update
         return replace(update, protocol=update.protocol.model_copy(update={"sparse": True}))

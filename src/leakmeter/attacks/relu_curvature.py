@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 _RELU = (functional.relu, torch.relu, Tensor.relu)
 
 
-class Switching(TorchFunctionMode):
+class ReluCurvature(TorchFunctionMode):
     """Gives fully connected ReLUs a second derivative, and changes nothing else.
 
     Which hidden units an example switches on is what tells apart the gradients of two examples of

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from leakmeter.errors import LeakmeterError, require
-from leakmeter.federated.defences.base import Defence
-from leakmeter.federated.defences.parts import SEED, exchanged
+from leakmeter.federated.defenses.base import Defense
+from leakmeter.federated.defenses.parts import SEED, exchanged
 from leakmeter.federated.local import Training
 from leakmeter.models.factory import seeded
 from leakmeter.update import Protocol, Update
@@ -21,7 +21,7 @@ LARGEST = 10.0
 
 
 @dataclass(frozen=True)
-class Precode(Defence):
+class Precode(Defense):
     """A variational bottleneck before the last layer makes gradients random (Scheliga et al. 2022).
 
     The features of the last fully connected layer are encoded as a normal distribution, drawn from

@@ -11,19 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from leakmeter.errors import LeakmeterError, require
-from leakmeter.federated.defences.base import Defence, moved
+from leakmeter.federated.defenses.base import Defense, moved
 from leakmeter.models.factory import seeded
 from leakmeter.state import State
 from leakmeter.update import Protocol, Update
 
 SEED = 0
-"""Of initial weights that a defence adds: the network is public, so all draw the same."""
+"""Of initial weights that a defense adds: the network is public, so all draw the same."""
 
 _ALIKE = "Tensors that did not move are left out of the comparison."
 
 
 @dataclass(frozen=True)
-class Freeze(Defence):
+class Freeze(Defense):
     """Only the last layers are trained, the others keep the weights they came with.
 
     A layer is a module that owns parameters itself, in the order of ``named_modules``.
@@ -57,7 +57,7 @@ class Freeze(Defence):
 
 
 @dataclass(frozen=True)
-class Withhold(Defence):
+class Withhold(Defense):
     """The last layers are trained but stay at home, a personal head (Arivazhagan et al. 2019).
 
     A layer is a module that owns parameters itself, in the order of ``named_modules``. A simulated
@@ -75,7 +75,7 @@ class Withhold(Defence):
     def __post_init__(self) -> None:
         require("last", self.last, least=1)
 
-    def check(self, model: nn.Module, protocol: Protocol, defences: Sequence[Defence]) -> None:
+    def check(self, model: nn.Module, protocol: Protocol, defenses: Sequence[Defense]) -> None:
         """Some layers must be left to send."""
         count = len(layers(model))
         if self.last >= count:
@@ -98,7 +98,7 @@ class Withhold(Defence):
 
 
 @dataclass(frozen=True)
-class LoRA(Defence):
+class LoRA(Defense):
     """Only low-rank additions to the weights are trained and sent (Hu et al. 2022).
 
     Every trained ``nn.Linear`` and ``nn.Conv2d`` gets ``alpha / rank * up(down(x))`` beside its

@@ -14,10 +14,10 @@ from torch.func import grad
 import leakmeter as lm
 from leakmeter.attacks.distance import Cosine
 from leakmeter.attacks.problem import Problem
+from leakmeter.attacks.relu_curvature import ReluCurvature
 from leakmeter.attacks.retrace import Retrace
 from leakmeter.attacks.simulation import Simulation
 from leakmeter.attacks.solver import Moment, Phase
-from leakmeter.attacks.switching import Switching
 from leakmeter.attacks.trajectory import Trajectory
 from victims import examples
 
@@ -40,7 +40,7 @@ def slope(relu: Relu, z: Tensor) -> Tensor:
 @pytest.mark.parametrize("relu", RELUS)
 def test_value_and_slope_are_those_of_the_relu(relu: Relu) -> None:
     z = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
-    with Switching(0.3):
+    with ReluCurvature(0.3):
         assert torch.equal(relu(z.clone()), z.relu())
         assert torch.equal(slope(relu, z), (z > 0).float())
 
@@ -49,20 +49,20 @@ def test_value_and_slope_are_those_of_the_relu(relu: Relu) -> None:
 def test_the_second_derivative_is_the_strength_over_the_spread(relu: Relu) -> None:
     z = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
     assert not grad(lambda here: slope(relu, here).sum())(z).any()
-    with Switching(0.3):
+    with ReluCurvature(0.3):
         second = grad(lambda here: slope(relu, here).sum())(z)
     torch.testing.assert_close(second, (0.3 / z.std(correction=0)).expand_as(z))
 
 
 def test_convolutions_and_other_functions_are_left_alone() -> None:
     maps = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
-    with Switching(0.3):
+    with ReluCurvature(0.3):
         assert not grad(lambda here: slope(torch.relu, here).sum())(maps).any()
         assert not grad(lambda here: slope(nn.functional.leaky_relu, here).sum())(maps[0, 0]).any()
 
 
 def test_equal_units_have_no_spread_to_divide_by() -> None:
-    with Switching(0.3):
+    with ReluCurvature(0.3):
         assert not grad(lambda here: slope(torch.relu, here).sum())(torch.ones(2, 3)).any()
         assert not grad(lambda here: slope(torch.relu, here).sum())(torch.ones(1, 1)).any()
 
@@ -80,7 +80,7 @@ def test_it_counts_on_every_way_to_the_derivative(trajectory: Trajectory) -> Non
     x = images + 0.1 * torch.randn(images.shape)
     slopes = []
     for strength in (0.0, 0.3):
-        felt = replace(problem, switching=strength)
+        felt = replace(problem, relu_curvature=strength)
         predict = partial(now.predict, felt, y=labels, theta=phase.constants)
         slopes.append(grad(lambda x, predict=predict: compare(predict(x)))(x))
     assert (slopes[1] - slopes[0]).norm() > 0.1 * slopes[0].norm()

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from leakmeter.errors import LeakmeterError, require
-from leakmeter.federated.defences.accounting import gaussian
-from leakmeter.federated.defences.base import Defence, Guarantee, moved
+from leakmeter.federated.defenses.accounting import gaussian
+from leakmeter.federated.defenses.base import Defense, Guarantee, moved
 from leakmeter.state import State
 from leakmeter.update import Protocol, Update
 
@@ -19,7 +19,7 @@ KINDS = ("gaussian", "laplace")
 
 
 @dataclass(frozen=True)
-class UpdateNoise(Defence):
+class UpdateNoise(Defense):
     """The update is clipped as a whole and sent with noise (McMahan et al. 2018).
 
     All floating-point tensors that moved make one long vector, ``u = w0 - wT`` or the gradient. It

@@ -1,6 +1,6 @@
-"""What a client can do so that its update tells less: the interface of all defences.
+"""What a client can do so that its update tells less: the interface of all defenses.
 
-A defence overrides what it changes and leaves the rest alone. Several of them compose, in order.
+A defense overrides what it changes and leaves the rest alone. Several of them compose, in order.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Guarantee(NamedTuple):
     protects: Literal["example", "client"] = "example"
 
 
-class Defence:
-    """Base of all defences: changes nothing.
+class Defense:
+    """Base of all defenses: changes nothing.
 
     Attributes:
         known: what the attacker is assumed to know about it, a sentence.
         adaptive: how the attacks make use of that, a sentence; empty if they do not, and then the
-            report says that the defence was only tested against attacks that ignore it.
+            report says that the defense was only tested against attacks that ignore it.
     """
 
     known: ClassVar[str]
@@ -54,13 +54,13 @@ class Defence:
         """The network that clients train, known to all; ``model`` itself must not change."""
         return model
 
-    def check(self, model: nn.Module, protocol: Protocol, defences: Sequence[Defence]) -> None:
+    def check(self, model: nn.Module, protocol: Protocol, defenses: Sequence[Defense]) -> None:
         """Raise a :class:`LeakmeterError` if this cannot be done, before any training.
 
         Args:
             model: the client's network.
             protocol: of the client; without ``epochs`` if it shares one gradient.
-            defences: all of the client's, this one included.
+            defenses: all of the client's, this one included.
         """
 
     def images(self, images: Tensor, draws: torch.Generator) -> Tensor:
@@ -75,14 +75,14 @@ class Defence:
         protocol: Protocol,
         draws: torch.Generator,
     ) -> Training:
-        """Another model, optimiser or order of batches for the client's loop.
+        """Another model, optimizer or order of batches for the client's loop.
 
         What it hangs on the model, it takes off again by ``training.undo``. A client that shares
-        one gradient comes through here too; its optimiser never steps.
+        one gradient comes through here too; its optimizer never steps.
 
         Args:
-            training: as it would be without this defence.
-            inputs: all of the client's normalised images [N, C, H, W].
+            training: as it would be without this defense.
+            inputs: all of the client's normalized images [N, C, H, W].
             labels: [N].
             protocol: of the client.
             draws: source of all randomness.
@@ -94,13 +94,13 @@ class Defence:
         return 0.0
 
     def gradient(self, model: nn.Module, inputs: Tensor, draws: torch.Generator) -> None:
-        """Change the gradients of a batch of ``inputs``, in place, before the optimiser's step."""
+        """Change the gradients of a batch of ``inputs``, in place, before the optimizer's step."""
 
     def send(self, update: Update, model: nn.Module, draws: torch.Generator) -> Update:
         """What the client sends in place of ``update``.
 
         Args:
-            update: weights or a gradient, as the defences before this one made it.
+            update: weights or a gradient, as the defenses before this one made it.
             model: the network as it was received.
             draws: source of all randomness.
         """
@@ -117,21 +117,21 @@ class Defence:
         return None
 
 
-_MADE_BY = "_leakmeter_defences"
+_MADE_BY = "_leakmeter_defenses"
 
 
-def defended(model: nn.Module, defences: Sequence[Defence]) -> nn.Module:
-    """The network that clients with ``defences`` train; ``model`` itself, if they made it already.
+def defended(model: nn.Module, defenses: Sequence[Defense]) -> nn.Module:
+    """The network that clients with ``defenses`` train; ``model`` itself, if they made it already.
 
     So rounds of training can hand on a network that clients changed once.
     """
-    if getattr(model, _MADE_BY, None) == tuple(defences):
+    if getattr(model, _MADE_BY, None) == tuple(defenses):
         return model
     made = model
-    for defence in defences:
-        made = defence.network(made)
+    for defense in defenses:
+        made = defense.network(made)
     if made is not model:
-        setattr(made, _MADE_BY, tuple(defences))
+        setattr(made, _MADE_BY, tuple(defenses))
     return made
 
 

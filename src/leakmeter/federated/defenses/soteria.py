@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from leakmeter.errors import LeakmeterError, require, unknown
-from leakmeter.federated.defences.base import Defence
+from leakmeter.federated.defenses.base import Defense
 from leakmeter.update import Protocol, Update
 
 DIRECTIONS = 8
@@ -19,7 +19,7 @@ DIRECTIONS = 8
 
 
 @dataclass(frozen=True)
-class Soteria(Defence):
+class Soteria(Defense):
     """Features that pin down the image are cut from one layer's gradient (Sun et al. 2021).
 
     To the first order, a feature r_i that is changed to zero moves the image that explains it by
@@ -48,7 +48,7 @@ class Soteria(Defence):
     def __post_init__(self) -> None:
         require("prune", self.prune, most=1)
 
-    def check(self, model: nn.Module, protocol: Protocol, defences: Sequence[Defence]) -> None:
+    def check(self, model: nn.Module, protocol: Protocol, defenses: Sequence[Defense]) -> None:
         """There must be such a layer."""
         self.defended_layer(model)
 
@@ -97,7 +97,7 @@ def sensitivity(
     Args:
         model: called as it is; its buffers are restored.
         layer: one of its modules.
-        inputs: normalised images [B, C, H, W].
+        inputs: normalized images [B, C, H, W].
         draws: gives the directions.
     """
     seen: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""What each defence does to a client; differential privacy has its own file."""
+"""What each defense does to a client; differential privacy has its own file."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ import leakmeter as lm
 from leakmeter import LeakmeterError
 from leakmeter.attacks.problem import Problem
 from leakmeter.federated import aggregate, average, federate, sent_bytes
-from leakmeter.federated.defences import DEFENCES
-from leakmeter.federated.defences.aggregation import SecureAggregation
-from leakmeter.federated.defences.augment import Augment
-from leakmeter.federated.defences.base import Defence, Guarantee, defended, moved
-from leakmeter.federated.defences.compress import Prune, Quantise, TopK
-from leakmeter.federated.defences.dropout import GradientDropout
-from leakmeter.federated.defences.noise import UpdateNoise
-from leakmeter.federated.defences.parts import Freeze, LoRA, Withhold, layers
-from leakmeter.federated.defences.precode import Precode, VariationalBottleneck
-from leakmeter.federated.defences.soteria import Soteria, sensitivity
+from leakmeter.federated.defenses import DEFENSES
+from leakmeter.federated.defenses.aggregation import SecureAggregation
+from leakmeter.federated.defenses.augment import Augment
+from leakmeter.federated.defenses.base import Defense, Guarantee, defended, moved
+from leakmeter.federated.defenses.compress import Prune, Quantize, TopK
+from leakmeter.federated.defenses.dropout import GradientDropout
+from leakmeter.federated.defenses.noise import UpdateNoise
+from leakmeter.federated.defenses.parts import Freeze, LoRA, Withhold, layers
+from leakmeter.federated.defenses.precode import Precode, VariationalBottleneck
+from leakmeter.federated.defenses.soteria import Soteria, sensitivity
 from leakmeter.federated.local import train_locally
 from leakmeter.state import State
 from leakmeter.update import Protocol, rounded
@@ -36,23 +36,23 @@ from victims import CLIENTS, examples, same_bits, tiny
 OPTIONS: dict[str, dict[str, Any]] = {
     "top_k": {"keep": 0.1},
     "prune": {"keep": 0.1},
-    "quantise": {"bits": 4},
+    "quantize": {"bits": 4},
     "noise": {"clip": 0.5, "multiplier": 0.01},
     "dropout": {"rate": 0.5},
     "freeze": {"train": 1},
     "withhold": {"last": 1},
 }
-"""Those without which a defence cannot be made."""
+"""Those without which a defense cannot be made."""
 
 
-def client(*defences: Defence, model: nn.Module | None = None, **settings: Any) -> lm.Client:
+def client(*defenses: Defense, model: nn.Module | None = None, **settings: Any) -> lm.Client:
     settings = {"epochs": 2, "batch_size": 2, "lr": 0.05} | settings
-    return lm.Client(tiny() if model is None else model, *examples(), defences=defences, **settings)
+    return lm.Client(tiny() if model is None else model, *examples(), defenses=defenses, **settings)
 
 
-def shares(*defences: Defence, **settings: Any) -> list[lm.Update]:
+def shares(*defenses: Defense, **settings: Any) -> list[lm.Update]:
     """Both kinds of update of one client."""
-    return [client(*defences, **settings).train(), client(*defences, **settings).gradient()]
+    return [client(*defenses, **settings).train(), client(*defenses, **settings).gradient()]
 
 
 def movement(update: lm.Update) -> State:
@@ -72,23 +72,23 @@ def draws(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def made(name: str) -> Defence:
+def made(name: str) -> Defense:
     if name == "dp_sgd":
         pytest.importorskip("opacus")
-    return DEFENCES[name](**OPTIONS.get(name, {}))
+    return DEFENSES[name](**OPTIONS.get(name, {}))
 
 
 # What all of them have in common
 
 
-@pytest.mark.parametrize("name", DEFENCES)
+@pytest.mark.parametrize("name", DEFENSES)
 @pytest.mark.parametrize("kind", ["train", "gradient"])
-def test_every_defence_runs_reproducibly_and_changes_no_model(name: str, kind: str) -> None:
-    defence, model = made(name), tiny()
+def test_every_defense_runs_reproducibly_and_changes_no_model(name: str, kind: str) -> None:
+    defense, model = made(name), tiny()
     was = {key: tensor.clone() for key, tensor in model.state_dict().items()}
 
     def send(seed: int) -> lm.Update:
-        made_by = client(defence, model=model, seed=seed)
+        made_by = client(defense, model=model, seed=seed)
         update: lm.Update = getattr(made_by, kind)()
         update.check(made_by.model)
         Problem.of(made_by.model, update, None)
@@ -107,15 +107,15 @@ def test_every_defence_runs_reproducibly_and_changes_no_model(name: str, kind: s
 
 @pytest.mark.parametrize("name", ["prune", "noise", "dp_sgd", "precode", "dropout", "augment"])
 def test_seeds_draw_differently(name: str) -> None:
-    # One batch of all examples: what differs is the defence's.
+    # One batch of all examples: what differs is the defense's.
     updates = [client(made(name), batch_size=3, seed=seed).train() for seed in (0, 1)]
     assert norm(
         {n: t - movement(updates[1])[n] for n, t in movement(updates[0]).items()}
     ) > 0.01 * norm(movement(updates[0]))
 
 
-@pytest.mark.parametrize("cls", DEFENCES.values())
-def test_every_defence_says_what_it_is(cls: type[Defence]) -> None:
+@pytest.mark.parametrize("cls", DEFENSES.values())
+def test_every_defense_says_what_it_is(cls: type[Defense]) -> None:
     first = (cls.__doc__ or "").splitlines()[0]
     assert first.endswith(".")
     assert len(first) > 30
@@ -125,7 +125,7 @@ def test_every_defence_says_what_it_is(cls: type[Defence]) -> None:
 
 
 @pytest.mark.parametrize("settings", CLIENTS.values(), ids=CLIENTS)
-def test_without_defences_training_is_a_plain_loop_to_the_last_bit(
+def test_without_defenses_training_is_a_plain_loop_to_the_last_bit(
     settings: dict[str, Any],
 ) -> None:
     images, labels = examples(count=5)
@@ -160,13 +160,13 @@ def test_without_defences_training_is_a_plain_loop_to_the_last_bit(
         (lambda: TopK(0), "keep is 0"),
         (lambda: TopK(1.5), "keep is 1.5"),
         (lambda: Prune(float("nan")), "keep is nan"),
-        (lambda: Quantise(0), "bits is 0"),
-        (lambda: Quantise(17), "bits is 17"),
+        (lambda: Quantize(0), "bits is 0"),
+        (lambda: Quantize(17), "bits is 17"),
         (lambda: UpdateNoise(0, 1), "clip is 0"),
         (lambda: UpdateNoise(1, -1), "multiplier is -1"),
         (lambda: UpdateNoise(1, 1, "uniform"), "kind is 'uniform'"),  # type: ignore[arg-type]
         (lambda: UpdateNoise(1, 1, delta=0), "delta is 0"),
-        (lambda: DEFENCES["dp_sgd"](clip=0), "clip is 0"),  # type: ignore[call-arg]
+        (lambda: DEFENSES["dp_sgd"](clip=0), "clip is 0"),  # type: ignore[call-arg]
         (lambda: Soteria(1.1), "prune is 1.1"),
         (lambda: Precode(width=0), "width is 0"),
         (lambda: GradientDropout(1), "rate is 1"),
@@ -193,7 +193,7 @@ def convolutional() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Conv2d(4, 5, 10), nn.Flatten())
 
 
-def test_defences_are_values() -> None:
+def test_defenses_are_values() -> None:
     assert TopK(0.1) == TopK(0.1) != TopK(0.2)
     assert repr(LoRA()) == "LoRA(rank=4, alpha=8.0)"
     with pytest.raises(FrozenInstanceError):
@@ -236,8 +236,8 @@ def test_pruning_keeps_random_entries_unscaled() -> None:
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
-def test_quantising_leaves_few_levels(bits: int) -> None:
-    weights, gradient = shares(Quantise(bits))
+def test_quantizing_leaves_few_levels(bits: int) -> None:
+    weights, gradient = shares(Quantize(bits))
     assert weights.protocol.bits == gradient.protocol.bits == bits
     assert gradient.gradient is not None
     full = client().gradient().gradient
@@ -253,9 +253,9 @@ def test_quantising_leaves_few_levels(bits: int) -> None:
 
 
 def test_composition_follows_the_order() -> None:
-    both = shares(TopK(0.1), Quantise(4))
+    both = shares(TopK(0.1), Quantize(4))
     assert all(update.protocol.sparse and update.protocol.bits == 4 for update in both)
-    noisy = shares(TopK(0.1), Quantise(4), UpdateNoise(1.0, 0.1))
+    noisy = shares(TopK(0.1), Quantize(4), UpdateNoise(1.0, 0.1))
     for update in noisy:
         assert not update.protocol.sparse
         assert update.protocol.bits is None
@@ -410,9 +410,9 @@ def test_a_module_used_twice_gets_one_addition() -> None:
     assert extended[0] is not model[0]
 
 
-@pytest.mark.parametrize("defence", [LoRA(), Precode(), Freeze(1)])
-def test_changed_networks_can_be_attacked(defence: Defence) -> None:
-    made_by = client(defence)
+@pytest.mark.parametrize("defense", [LoRA(), Precode(), Freeze(1)])
+def test_changed_networks_can_be_attacked(defense: Defense) -> None:
+    made_by = client(defense)
     update = made_by.train()
     problem = Problem.of(copy.deepcopy(made_by.model), update, None)
     x = torch.rand((3, *problem.shape), generator=draws()).requires_grad_()
@@ -424,19 +424,19 @@ def test_changed_networks_can_be_attacked(defence: Defence) -> None:
     assert slope.any()
 
 
-def test_rounds_train_the_network_of_the_defences(tmp_path: Path) -> None:
+def test_rounds_train_the_network_of_the_defenses(tmp_path: Path) -> None:
     parts = [examples(), examples(count=4)]
 
-    def trained(rounds: int, *defences: Defence) -> nn.Module:
+    def trained(rounds: int, *defenses: Defense) -> nn.Module:
         return federate(
-            tiny(), parts, rounds=rounds, cache=tmp_path, defences=defences, lr=0.1, epochs=2
+            tiny(), parts, rounds=rounds, cache=tmp_path, defenses=defenses, lr=0.1, epochs=2
         )
 
-    for defences in ([LoRA()], [Freeze(1)], [Precode(), Freeze(2)], [Freeze(1), LoRA()]):
-        two = trained(2, *defences)
-        start = defended(tiny(), defences)
+    for defenses in ([LoRA()], [Freeze(1)], [Precode(), Freeze(2)], [Freeze(1), LoRA()]):
+        two = trained(2, *defenses)
+        start = defended(tiny(), defenses)
         assert list(two.state_dict()) == list(start.state_dict())
-        assert defended(two, defences) is two
+        assert defended(two, defenses) is two
         assert [p.requires_grad for p in two.parameters()] == [
             p.requires_grad for p in start.parameters()
         ]
@@ -446,10 +446,10 @@ def test_rounds_train_the_network_of_the_defences(tmp_path: Path) -> None:
         }
         assert changed
         assert not changed & still
-        made_by = lm.Client(two, *examples(), lr=0.1, defences=defences)
+        made_by = lm.Client(two, *examples(), lr=0.1, defenses=defenses)
         assert made_by.model is two
         # From the cache, and again without it.
-        assert same_bits(dict(trained(2, *defences).state_dict()), dict(two.state_dict()))
+        assert same_bits(dict(trained(2, *defenses).state_dict()), dict(two.state_dict()))
     kept = {path.name for path in tmp_path.iterdir()}
     assert len(kept) == 4
     trained(1, TopK(0.5))
@@ -545,7 +545,7 @@ def test_the_bottleneck_draws_only_while_a_client_trains() -> None:
     assert len(steps) == 4
     inputs, labels = examples()
     train_locally(
-        model, inputs, labels, made_by.protocol, seed=0, defences=[Precode(width=8)], draws=draws()
+        model, inputs, labels, made_by.protocol, seed=0, defenses=[Precode(width=8)], draws=draws()
     )
     bottleneck = next(m for m in model.modules() if isinstance(m, VariationalBottleneck))
     assert bottleneck.draws is None
@@ -631,7 +631,7 @@ def test_augmented_images_are_other_valid_images() -> None:
     assert changed.max() <= 1
     assert torch.equal(changed, Augment().images(images, draws()))
     assert not torch.equal(changed, Augment().images(images, draws(1)))
-    # Half as far from the original as a flat grey image would be, and more.
+    # Half as far from the original as a flat gray image would be, and more.
     error = (changed - images).square().mean((1, 2, 3))
     assert (error > images.var((1, 2, 3)) / 2).all()
     nothing = Augment(shift=0, rotate=0, contrast=0, brightness=0)
@@ -667,7 +667,7 @@ def test_the_server_sees_the_mean_of_all(kind: str) -> None:
     images, labels = examples(count=9)
     parts = [slice(0, 2), slice(2, 5), slice(5, 9)]
     clients = [
-        lm.Client(tiny(), images[part], labels[part], lr=0.05, batch_size=2, defences=[Freeze(1)])
+        lm.Client(tiny(), images[part], labels[part], lr=0.05, batch_size=2, defenses=[Freeze(1)])
         for part in parts
     ]
     updates = [getattr(each, kind)() for each in clients]
@@ -683,14 +683,14 @@ def test_the_server_sees_the_mean_of_all(kind: str) -> None:
         assert same_bits(seen.after, average(updates))
         assert torch.equal(seen.after["0.weight"], seen.before["0.weight"])
     else:
-        whole = lm.Client(tiny(), images, labels, defences=[Freeze(1)]).gradient()
+        whole = lm.Client(tiny(), images, labels, defenses=[Freeze(1)]).gradient()
         torch.testing.assert_close(seen.gradient, whole.gradient)
     assert SecureAggregation(3).clients == 3
     assert TopK(0.1).clients == 1
 
 
 def test_sums_forget_how_each_was_encoded() -> None:
-    updates = [client(TopK(0.01), Quantise(4), seed=seed).train() for seed in range(3)]
+    updates = [client(TopK(0.01), Quantize(4), seed=seed).train() for seed in range(3)]
     seen = aggregate(updates)
     assert seen.protocol.sparse
     assert seen.protocol.bits is None
@@ -714,9 +714,9 @@ def test_only_clients_of_the_same_round_are_added_up() -> None:
             aggregate(updates)
 
 
-def test_most_defences_prove_nothing() -> None:
+def test_most_defenses_prove_nothing() -> None:
     protocol = Protocol(epochs=1, batch_size=2)
-    proven = {name for name in DEFENCES if name != "dp_sgd" and made(name).guarantee(protocol, 4)}
+    proven = {name for name in DEFENSES if name != "dp_sgd" and made(name).guarantee(protocol, 4)}
     assert proven == {"noise"}
     assert UpdateNoise(1, 1, "laplace").guarantee(protocol, 4) is None
     assert UpdateNoise(1, 0).guarantee(protocol, 4) is None

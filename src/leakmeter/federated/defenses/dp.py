@@ -14,14 +14,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, TensorDataset
 
 from leakmeter.errors import LeakmeterError, require
-from leakmeter.federated.defences.accounting import opacus, sampled_gaussian
-from leakmeter.federated.defences.base import Defence, Guarantee
+from leakmeter.federated.defenses.accounting import opacus, sampled_gaussian
+from leakmeter.federated.defenses.base import Defense, Guarantee
 from leakmeter.federated.local import Training, loss_of, output_shape, set_mode
 from leakmeter.update import Protocol
 
 
 @dataclass(frozen=True)
-class DPSGD(Defence):
+class DPSGD(Defense):
     """Every example's gradient is clipped, and every step gets noise (Abadi et al. 2016).
 
     Trained by Opacus. A batch is a Poisson sample: each example is in it with probability
@@ -40,7 +40,7 @@ class DPSGD(Defence):
     known: ClassVar[str] = "The server knows the clipping norm, the noise level and the sampling."
     adaptive: ClassVar[str] = (
         "For attacks that match by cosine, that is the most likely estimate under Gaussian noise "
-        "of unknown size; that examples are clipped and sampled one by one is not modelled."
+        "of unknown size; that examples are clipped and sampled one by one is not modeled."
     )
 
     clip: float = 1.0
@@ -52,7 +52,7 @@ class DPSGD(Defence):
         require("noise", self.noise)
         require("delta", self.delta, above=0, most=0.5)
 
-    def check(self, model: nn.Module, protocol: Protocol, defences: Sequence[Defence]) -> None:
+    def check(self, model: nn.Module, protocol: Protocol, defenses: Sequence[Defense]) -> None:
         """Opacus must be there, be able to train the network, and be alone in doing so."""
         opacus()
         if protocol.epochs is None:
@@ -60,9 +60,9 @@ class DPSGD(Defence):
                 "dp_sgd protects training, not one shared gradient: let the client send weights "
                 "after one epoch with a batch_size of all its examples"
             )
-        for other in defences:
+        for other in defenses:
             if other is not self and any(
-                getattr(type(other), part) is not getattr(Defence, part)
+                getattr(type(other), part) is not getattr(Defense, part)
                 for part in ("training", "penalty", "gradient")
             ):
                 raise LeakmeterError(
@@ -80,7 +80,7 @@ class DPSGD(Defence):
         protocol: Protocol,
         draws: torch.Generator,
     ) -> Training:
-        """Opacus' model and optimiser, and Poisson samples."""
+        """Opacus' model and optimizer, and Poisson samples."""
         count = len(inputs)
         size = min(protocol.batch_size or count, count)
         dataset = TensorDataset(inputs, labels)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from leakmeter.errors import require
-from leakmeter.federated.defences.base import Defence, moved
+from leakmeter.federated.defenses.base import Defense, moved
 from leakmeter.state import State
 from leakmeter.update import Update, rounded
 
 
 @dataclass(frozen=True)
-class Sparse(Defence):
+class Sparse(Defense):
     """Base of those that send a share of the entries of each tensor; at least one is sent."""
 
     known: ClassVar[str] = "The server sees which entries were sent: the others are exactly zero."
@@ -49,7 +49,7 @@ class TopK(Sparse):
     """Only the largest entries of every tensor are sent (Aji and Heafield 2017).
 
     The rest is dropped, not kept for the next round. Zhu et al. 2019 (DLG) call it the most
-    effective cheap defence.
+    effective cheap defense.
 
     Attributes:
         keep: share of the entries of each tensor that is sent, by magnitude.
@@ -76,7 +76,7 @@ class Prune(Sparse):
 
 
 @dataclass(frozen=True)
-class Quantise(Defence):
+class Quantize(Defense):
     """Every entry is sent with few bits, one step size per tensor (Bernstein et al. 2018 for 1).
 
     Weights are rounded in their movement, not in themselves.

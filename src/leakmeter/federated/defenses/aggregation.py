@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from leakmeter.errors import require
-from leakmeter.federated.defences.base import Defence
+from leakmeter.federated.defenses.base import Defense
 
 
 @dataclass(frozen=True)
-class SecureAggregation(Defence):
+class SecureAggregation(Defense):
     """The server sees only the sum of several clients' updates (Bonawitz et al. 2017).
 
     Only what the server sees is simulated, by ``federated.aggregate``, not the cryptography.

@@ -1,4 +1,4 @@
-"""One step of the client's optimiser as a function of tensors, as ``torch.optim`` does it."""
+"""One step of the client's optimizer as a function of tensors, as ``torch.optim`` does it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from leakmeter.update import Protocol
 
 
 def fresh(protocol: Protocol, weights: State) -> list[State]:
-    """The optimiser's buffers before the first step."""
+    """The optimizer's buffers before the first step."""
     count = 2 if protocol.optimizer != "sgd" else int(protocol.momentum > 0)
     return [
         {name: torch.zeros_like(tensor) for name, tensor in weights.items()} for _ in range(count)

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from leakmeter.errors import LeakmeterError, require
-from leakmeter.federated.defences.base import Defence
+from leakmeter.federated.defenses.base import Defense
 
 
 @dataclass(frozen=True)
-class Augment(Defence):
-    """Images are shifted, turned and recoloured before training, as in ATS (Gao et al. 2021).
+class Augment(Defense):
+    """Images are shifted, turned and recolored before training, as in ATS (Gao et al. 2021).
 
     Each image is changed once, by the full strength of every transformation in a direction of its
     own. ATS searches for the best sequence of transformations; this one is fixed, of the kinds it
