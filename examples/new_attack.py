@@ -22,9 +22,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 import leakmeter as lm
-from leakmeter.attacks.problem import Problem
-from leakmeter.attacks.trajectory import Trajectory, both_ends
-from leakmeter.state import State
+from leakmeter.attacks import MatchedAttack, Problem, State, Trajectory, both_ends
 
 
 # --- the part ---------------------------------------------------------------------------------
@@ -41,7 +39,7 @@ class Simpson(Trajectory):
 
 
 # --- the recipe -------------------------------------------------------------------------------
-def simpson(iterations: int) -> lm.Attack:
+def simpson(iterations: int) -> MatchedAttack:
     """SME with the other trajectory."""
     return replace(lm.papers.sme(iterations), trajectory=Simpson())
 

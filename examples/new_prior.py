@@ -19,8 +19,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 import leakmeter as lm
-from leakmeter.attacks.prior import TotalVariation
-from leakmeter.attacks.problem import Problem
+from leakmeter.attacks import Problem, TotalVariation
 
 
 @dataclass(frozen=True)

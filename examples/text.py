@@ -13,7 +13,7 @@ import sys
 
 import leakmeter as lm
 from leakmeter import measure, papers
-from leakmeter.attacks.attack import Attack
+from leakmeter.attacks import Attack
 from leakmeter.data.text import Vocabulary, read
 from leakmeter.models import text
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 
 import leakmeter as lm
-from leakmeter.attacks.labels import Joint
+from leakmeter.attacks import Joint
 from leakmeter.models.huggingface import CausalLM
 
 try:
@@ -62,6 +62,11 @@ def own_model(vocabulary: int) -> CausalLM:
     return CausalLM(GPT2LMHeadModel(config))
 
 
+def spelled(tokenizer: Tokenizer, tokens: list[int]) -> str:
+    """All tokens, one beside the other."""
+    return "|".join(tokenizer.id_to_token(token) or "?" for token in tokens)
+
+
 def main(iterations: int = 300) -> None:
     """Attack the gradient of the first sentence, and noise of the same size for comparison."""
     tokenizer = own_tokenizer()
@@ -76,11 +81,11 @@ def main(iterations: int = 300) -> None:
     # IG, but for sentences: nothing is smooth about words, and labels are learned, too.
     attack = replace(lm.papers.ig(iterations, lr=0.01, tv=0.0), labels=Joint(lr=0.1))
     print(f"{len(words)} tokens, a vocabulary of {tokenizer.get_vocab_size()}")
-    print(f"{'truth':9} {'in place':>8}  {'|'.join(map(tokenizer.id_to_token, words))}")
+    print(f"{'truth':9} {'in place':>8}  {spelled(tokenizer, words)}")
     for name, sent in (("IG", update), ("no update", lm.measure.signal_free(update))):
         tokens = model.tokens(attack.run(model, sent, compiling="never").images)
         scores = lm.measure.sentences(tokens, truth)
-        read = "|".join(map(tokenizer.id_to_token, tokens[0].tolist()))
+        read = spelled(tokenizer, tokens[0].tolist())
         print(f"{name:9} {scores.token_accuracy:8.0%}  {read}", flush=True)
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import leakmeter
-from leakmeter import models, report
+from leakmeter import front, models, report
 from leakmeter.attacks.prior import TotalVariation
 from leakmeter.audits import Folder, Scenario, run
 from leakmeter.cli import main
@@ -85,8 +85,7 @@ def test_the_example_is_set_up_trained_and_judged_once(
     counted(monkeypatch, calls, leakmeter.data, "load")
     counted(monkeypatch, calls, models, "build")
     counted(monkeypatch, calls, Client, "train")
-    judging = sys.modules["leakmeter.judge"]
-    counted(monkeypatch, calls, judging, "judge")
+    counted(monkeypatch, calls, front, "judge")
     scenario, out = str(tmp_path / "photos.yaml"), str(tmp_path / "out")
     assert command(monkeypatch, "audit", scenario, "--out", out, "--processes", "1") == 0
     assert len(list((tmp_path / "out" / "trials").iterdir())) == 5

@@ -14,9 +14,10 @@ from torch.nn import functional
 
 import leakmeter as lm
 from leakmeter import LeakmeterError, measure
-from leakmeter.data.image import decode, to_unit
+from leakmeter.data.image import decode
 from leakmeter.measure import Lpips, lpips
 from leakmeter.measure.finding import Scores
+from leakmeter.pixels import as_images
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
@@ -61,7 +62,7 @@ def test_the_published_example() -> None:
     if not path.exists():
         pytest.skip(f"no real weights at {os.path.relpath(path)}")
     files = [SHARED / "lpips_example" / f"ex_{name}.png" for name in ("ref", "p0", "p1")]
-    reference, *others = (to_unit(decode(file)[None]) for file in files)
+    reference, *others = (as_images(decode(file)[None]) for file in files)
     real = Lpips.load(path)
     found = real.distances(reference, torch.cat(others))
     assert [f"{value:.4f}" for value in found[0].tolist()] == ["0.7219", "0.1376"]

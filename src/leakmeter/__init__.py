@@ -10,13 +10,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from leakmeter import data, federated, measure, models
+    from leakmeter import attacks, audits, data, federated, measure, models
     from leakmeter.attacks import papers
     from leakmeter.attacks.attack import Attack
     from leakmeter.attacks.reconstruction import Reconstruction
     from leakmeter.attacks.replay import replay_score
     from leakmeter.errors import LeakmeterError
     from leakmeter.federated.client import Client
+    from leakmeter.front import AuditReport, attack, audit, names
     from leakmeter.recording import record, update_from_files
     from leakmeter.update import Protocol, Update
 
@@ -24,15 +25,21 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Attack",
+    "AuditReport",
     "Client",
     "LeakmeterError",
     "Protocol",
     "Reconstruction",
     "Update",
+    "attack",
+    "attacks",
+    "audit",
+    "audits",
     "data",
     "federated",
     "measure",
     "models",
+    "names",
     "papers",
     "record",
     "replay_score",
@@ -41,13 +48,17 @@ __all__ = [
 
 _HOMES = {
     "Attack": "leakmeter.attacks.attack",
+    "AuditReport": "leakmeter.front",
     "Client": "leakmeter.federated.client",
     "LeakmeterError": "leakmeter.errors",
     "Protocol": "leakmeter.update",
     "Reconstruction": "leakmeter.attacks.reconstruction",
+    "Update": "leakmeter.update",
+    "attack": "leakmeter.front",
+    "audit": "leakmeter.front",
+    "names": "leakmeter.front",
     "record": "leakmeter.recording",
     "replay_score": "leakmeter.attacks.replay",
-    "Update": "leakmeter.update",
     "update_from_files": "leakmeter.recording",
 }
 

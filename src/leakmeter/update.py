@@ -99,6 +99,30 @@ class Protocol(BaseModel):
             getattr(known, name)
         return known
 
+    @property
+    def words(self) -> str:
+        """What is known, in a few words."""
+        facts = {
+            "epochs": self.epochs,
+            "batch_size": self.batch_size,
+            "lr": self.lr,
+            "momentum": self.momentum or None,
+        }
+        told = [f"{name} {value:g}" for name, value in facts.items() if value is not None]
+        return ", ".join([*([self.optimizer] if self.optimizer else []), *told]) or "unknown"
+
+    def __repr__(self) -> str:
+        """The fields that are not as they are by default."""
+        told = [
+            f"{name}={getattr(self, name)!r}"
+            for name, field in type(self).model_fields.items()
+            if getattr(self, name) != field.default
+        ]
+        return f"Protocol({', '.join(told)})"
+
+    def __str__(self) -> str:
+        return repr(self)
+
     def steps(self, num_examples: int) -> int:
         """Local steps ``T = E * ceil(N / B)``."""
         known = self.need("epochs", "batch_size")
@@ -185,6 +209,14 @@ class Update:
                     raise LeakmeterError(
                         f"{part}/{name} contains NaN or Inf: did the client's training diverge?"
                     )
+
+    def __repr__(self) -> str:
+        count, numbers = self.num_examples, sum(tensor.numel() for tensor in self.before.values())
+        sent = "weights" if self.gradient is None else "gradient"
+        return (
+            f"Update({sent} of {count} example{'s' if count > 1 else ''}, {numbers:,} numbers, "
+            f"{self.protocol.words})"
+        )
 
     def _parts(self) -> dict[str, State]:
         parts = {"before": self.before, "after": self.after, "gradient": self.gradient}

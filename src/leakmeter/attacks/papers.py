@@ -375,3 +375,9 @@ RECIPES: dict[str, Callable[..., Attack]] = {
     )
 }
 """Every recipe by its name on the command line and in scenarios."""
+
+__all__ = ["RECIPES", *RECIPES]
+
+
+def __dir__() -> list[str]:
+    return __all__

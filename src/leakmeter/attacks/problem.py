@@ -16,7 +16,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from leakmeter.attacks.relu_curvature import ReluCurvature
 from leakmeter.errors import LeakmeterError
-from leakmeter.federated.local import loss_of, output_shape, per_channel
+from leakmeter.federated.local import (
+    PIXELS,
+    logits_of,
+    loss_of,
+    output_shape,
+    per_channel,
+    takes_pixels,
+)
 from leakmeter.state import State
 from leakmeter.update import Protocol, Update
 
@@ -75,8 +82,10 @@ class Problem:
 
     def logits(self, weights: State, x: Tensor) -> Tensor:
         """Network output [N, classes, ...] for normalized images [N, C, H, W]."""
-        output: Tensor = functional_call(self.model, {**self.fixed, **weights}, (x,))
-        return output
+        named = takes_pixels(self.model)
+        state = {**self.fixed, **weights}
+        given = ((), {PIXELS: x}) if named else ((x,), {})
+        return logits_of(functional_call(self.model, state, *given))
 
     def loss(self, weights: State, x: Tensor, y: Tensor) -> Tensor:
         """The client's loss, a scalar; arguments as for :meth:`gradient`."""

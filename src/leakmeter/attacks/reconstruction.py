@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from leakmeter.errors import LeakmeterError
+from leakmeter.errors import LeakmeterError, StorageError
 from leakmeter.state import State, named, read_safetensors, under, write_safetensors
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +34,8 @@ class Reconstruction:
         compiled: whether the attack's step was compiled, which changes the last bits.
         why: the reason for this attack, where several were tried.
         match: distance of what was found, as the attack measures it; not a number if not told.
+        recipe: name of the attack; empty if it has none.
+        replay: how well training on what was found explains the update, 1 being fully, or ``None``.
     """
 
     images: Tensor
@@ -42,9 +49,47 @@ class Reconstruction:
     compiled: bool = False
     why: str = ""
     match: float = math.nan
+    recipe: str = ""
+    replay: float | None = None
+
+    def __repr__(self) -> str:
+        count, shape = len(self.images), "x".join(map(str, self.images.shape[1:]))
+        facts = [f"{count} image{'s' if count > 1 else ''} {shape}"]
+        facts += [self.recipe] if self.recipe else []
+        facts += [] if self.replay is None else [f"replay score {self.replay:.3f}"]
+        facts.append(f"labels {'known' if self.labels_known else 'recovered'}")
+        return f"Reconstruction({', '.join(facts)}, {self.seconds:.0f} s)"
+
+    def show(self, originals: object = None) -> Figure:
+        """The images as a matplotlib figure, each below its original where ``originals`` are given.
+
+        Args:
+            originals: tensor [N, C, H, W] in [0, 1], numpy array or PIL images; they are set beside
+                the reconstructions that are nearest to them.
+        """
+        from leakmeter.attacks.drawing import drawn  # matplotlib takes its time
+
+        return drawn(self.images, originals)
+
+    def to_png(self, path: str | Path, originals: object = None) -> None:
+        """Write :meth:`show` as a picture."""
+        try:
+            self.show(originals).savefig(path, format="png")
+        except OSError as error:
+            raise StorageError(f"cannot write {path}: {error.strerror or error}") from None
+
+    def _repr_png_(self) -> bytes:
+        """What a notebook displays."""
+        file = io.BytesIO()
+        self.show().savefig(file, format="png")
+        return file.getvalue()
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, whole or not at all."""
+        if Path(path).suffix.lower() in (".png", ".jpg", ".jpeg"):
+            raise LeakmeterError(
+                f"{path}: save writes a safetensors file; for a picture use to_png"
+            )
         tensors = {"images": self.images, "labels": self.labels}
         tensors |= {f"history/{name}": tensor for name, tensor in self.history.items()}
         tensors |= {f"parameters/{name}": tensor for name, tensor in self.parameters.items()}
@@ -56,6 +101,8 @@ class Reconstruction:
             "compiled": self.compiled,
             "why": self.why,
             "match": self.match,
+            "recipe": self.recipe,
+            "replay": self.replay,
         }
         write_safetensors(tensors, {"leakmeter.reconstruction": json.dumps(header)}, Path(path))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,25 +54,19 @@ def attack_captured(
         command: for the report.
         watch: follows the work.
     """
-    try:
-        part = AttackPart(name=attack_name, options=options)
-    except ValidationError as error:
-        raise LeakmeterError("\n".join(validation_errors(error, AttackPart))) from None
+    made = recipe(attack_name, options, None).build()
     updates = [completed(Update.load(path), told) for path in paths]
     protocol = updates[0].protocol
     model = network(model_name, protocol)
     known = None if labels is None else torch.tensor(_numbers("labels", labels, int))
-    attack, store = part.build(), Store(out)
+    store = Store(out)
     store.prepare()
     folder = store.scratch("attack")
     with watch(attack_name) as progress:
         run_options = RunOptions(
             labels=known, seed=seed, device=device, on_progress=progress, folder=folder
         )
-        if len(updates) == 1:
-            found = attack.attempt(model, updates[0], run_options)
-        else:
-            found = _together(attack, model, updates, run_options)
+        found = replace(together(made, model, updates, run_options), recipe=attack_name)
     found.save(out / "reconstruction.safetensors")
     store.forget("attack")
     shares = "weights" if updates[0].gradient is None else "gradient"
@@ -92,6 +86,15 @@ def network(name: str, protocol: Protocol) -> nn.Module:
     known = protocol.need("input_shape", "classes")
     channels, height, _ = known.input_shape
     return models.build(name, classes=known.classes, channels=channels, size=height)
+
+
+def recipe(name: str, options: Mapping[str, Any], iterations: int | None) -> AttackPart:
+    """A recipe by its name, with all options checked."""
+    own = {} if iterations is None else {"iterations": iterations}
+    try:
+        return AttackPart(name=name, options={**options, **own})
+    except ValidationError as error:
+        raise LeakmeterError("\n".join(validation_errors(error, AttackPart))) from None
 
 
 def recipe_options(settings: Sequence[str], iterations: int | None) -> dict[str, Any]:
@@ -124,10 +127,12 @@ def named_values(
     return values
 
 
-def _together(
-    attack: Attack, model: nn.Module, updates: list[Update], options: RunOptions
+def together(
+    attack: Attack, model: nn.Module, updates: Sequence[Update], options: RunOptions
 ) -> Reconstruction:
-    """All updates at once: which of their images are the same is found out on the way."""
+    """From one update, or from several: which of their images are the same is then found out."""
+    if len(updates) == 1:
+        return attack.attempt(model, updates[0], options)
     searching = attack.searching(model, updates[0])
     known = None if options.labels is None else [[options.labels]] * len(updates)
     return joint.reconstruct(

@@ -123,6 +123,12 @@ class Stage:
         if self.setting.federation is not None:
             self._split(self.setting.federation)
         client = self.victims(self.fresh_network, defenses, 0).clients[0]
+        if client.protocol.classes != self.dataset.classes:
+            raise LeakmeterError(
+                f"model.name: {self.setting.model.name} has {client.protocol.classes} outputs but "
+                f"{self.setting.data.source} has {self.dataset.classes} classes: let its factory "
+                "take the number of classes"
+            )
         if self.setting.client.shares == "gradient":
             client.sharing_a_gradient()
         else:

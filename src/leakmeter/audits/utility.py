@@ -13,7 +13,7 @@ from leakmeter.audits.setting import Defenses, Stage, training
 from leakmeter.data import Dataset
 from leakmeter.errors import LeakmeterError
 from leakmeter.federated import Client, federate
-from leakmeter.federated.local import normalized
+from leakmeter.federated.local import answer, normalized
 from leakmeter.judge import Utility
 
 Follow = Callable[[int, int], None]
@@ -92,7 +92,7 @@ def _accuracy(model: nn.Module, test: Dataset, stage: Stage) -> float:
     model.eval()
     with torch.no_grad():
         answers = [
-            model(normalized(images, client.protocol)).argmax(1)
+            answer(model, normalized(images, client.protocol)).argmax(1)
             for images in client.images.split(256)
         ]
     return (torch.cat(answers) == client.labels).double().mean().item()

@@ -213,15 +213,10 @@ def _conclude(
     fail_above: float | None = None,
 ) -> None:
     """Write what was found, say it in a sentence, and fail if it is more than is accepted."""
-    from leakmeter import report
-    from leakmeter.execution.store import Store
-    from leakmeter.judge import judge
+    from leakmeter.front import concluded
 
-    place = Store(out).url
-    page = f"{place}/report.html"
-    results = judge(evidence, provenance)
-    report.write(results, evidence, provenance, page)
-    report.write_results(results, place)
+    found = concluded(evidence, provenance, out)
+    results, page = found.results, found.path
     for text in filter(None, (results.sentence, results.advice)):
         typer.echo(text)
     typer.echo(f"report: {page}")

@@ -21,8 +21,9 @@ from torch import Tensor
 from leakmeter.data.constants import normalization
 from leakmeter.data.dataset import Dataset
 from leakmeter.data.files import class_labels, missing, reading
-from leakmeter.data.image import resized, to_unit
+from leakmeter.data.image import resized
 from leakmeter.errors import LeakmeterError
+from leakmeter.pixels import as_images
 
 _SOURCE = "https://www.cs.toronto.edu/~kriz/cifar.html (python version, unpacked)"
 _SHAPE = (3, 32, 32)
@@ -77,7 +78,7 @@ def _read(layout: _Layout, folder: Path, size: int | None) -> Dataset:
     pixels = np.concatenate([images for images, _ in batches])
     return Dataset(
         name=layout.name,
-        images=resized(to_unit(pixels), size),
+        images=resized(as_images(pixels), size),
         labels=torch.cat([labels for _, labels in batches]),
         class_names=class_names,
         normalization=normalization(layout.name),

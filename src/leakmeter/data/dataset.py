@@ -34,6 +34,10 @@ class Dataset:
     writer: Tensor | None = None
     normalization: Normalization | None = None
 
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.shape))
+        return f"Dataset({self.name}: {len(self)} images {shape}, {self.classes} classes)"
+
     def __len__(self) -> int:
         return len(self.labels)
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from leakmeter.data.constants import normalization
 from leakmeter.data.dataset import Dataset
 from leakmeter.data.files import reading
-from leakmeter.data.image import decode, resized, to_unit
+from leakmeter.data.image import decode, resized
+from leakmeter.pixels import as_images
 
 FOLDER = Path(skimage.__file__).parent / "data"
 
@@ -59,7 +60,7 @@ def photos(folder: Path, size: int | None) -> Dataset:
 
 def _crops(path: Path, size: int) -> Tensor:
     """The crops of one picture, float32 [16, 3, size, size]."""
-    picture = to_unit(decode(path)[None])
+    picture = as_images(decode(path)[None])
     crops = []
     for share, positions, keep in _CROPS:
         squares = _grid(picture, share, positions)

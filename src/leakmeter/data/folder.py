@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from leakmeter.data.dataset import Dataset
-from leakmeter.data.image import decode, resized, to_unit
+from leakmeter.data.image import decode, resized
 from leakmeter.errors import LeakmeterError
+from leakmeter.pixels import as_images
 
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 
@@ -48,7 +49,7 @@ def _pictures(folder: Path) -> list[Path]:
 
 def _stacked(files: list[Path], size: int | None) -> Tensor:
     """The pictures as one tensor [N, C, H, W]."""
-    images = [resized(to_unit(decode(file)[np.newaxis]), size) for file in files]
+    images = [resized(as_images(decode(file)[np.newaxis]), size) for file in files]
     expected = images[0].shape[2:]
     for file, image in zip(files, images, strict=True):
         if image.shape[2:] != expected:

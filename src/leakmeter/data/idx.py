@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from leakmeter.data.constants import normalization
 from leakmeter.data.dataset import Dataset
 from leakmeter.data.files import class_labels, missing, read_at_most, reading
-from leakmeter.data.image import resized, to_unit
+from leakmeter.data.image import resized
 from leakmeter.errors import LeakmeterError
+from leakmeter.pixels import as_images
 
 _MNIST_SOURCE = "https://yann.lecun.com/exdb/mnist/"
 _FASHION_SOURCE = "https://github.com/zalandoresearch/fashion-mnist#get-the-data"
@@ -52,7 +53,7 @@ def _read(
     labels = _array(labels_path, dimensions=1)
     return Dataset(
         name=name,
-        images=resized(to_unit(images), size),
+        images=resized(as_images(images), size),
         labels=class_labels(labels_path, "labels", labels, len(images), len(class_names)),
         class_names=class_names,
         normalization=normalization(name),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
@@ -33,14 +32,6 @@ def decode(path: Path) -> NDArray[np.uint8]:
                 f"{path}: {picture.width}x{picture.height} is more than {_MOST_PIXELS} pixels"
             )
         return np.array(picture.convert("L" if picture.mode in _GRAY else "RGB"))
-
-
-def to_unit(pixels: NDArray[np.uint8]) -> Tensor:
-    """uint8 [N, H, W] or [N, H, W, C] to float32 [N, C, H, W] in [0, 1]."""
-    images = torch.from_numpy(pixels.astype(np.float32)).div_(255)
-    if images.ndim == 3:
-        return images.unsqueeze(1)
-    return images.permute(0, 3, 1, 2).contiguous()
 
 
 def resized(images: Tensor, size: int | None) -> Tensor:

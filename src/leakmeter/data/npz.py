@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from leakmeter.data.dataset import Dataset
 from leakmeter.data.files import class_labels, integers, reading
-from leakmeter.data.image import resized, to_unit
+from leakmeter.data.image import resized
 from leakmeter.errors import LeakmeterError
+from leakmeter.pixels import as_images
 
 _FIELDS = "'images' (uint8 NHW or NHWC) and 'labels' (integers)"
 _MOST_CLASSES = 100_000  # one stray label must not create a name for every smaller number
@@ -46,7 +47,7 @@ def read(path: Path, size: int | None) -> Dataset:
     writer = fields.get("writer")
     return Dataset(
         name=path.stem,
-        images=resized(to_unit(images), size),
+        images=resized(as_images(images), size),
         labels=class_labels(path, "labels", labels, len(images), len(names)),
         class_names=names,
         writer=(

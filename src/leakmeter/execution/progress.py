@@ -21,9 +21,9 @@ Watch = Callable[[str], AbstractContextManager[OnProgress]]
 
 
 @contextmanager
-def watching() -> Iterator[Watch]:
-    """A :data:`Watch` for one thing at a time."""
-    bars = _bars(TextColumn("{task.completed:.0f}/{task.total:.0f}"))
+def watching(quiet: bool = False) -> Iterator[Watch]:
+    """A :data:`Watch` for one thing at a time; it shows nothing if it is to be ``quiet``."""
+    bars = _bars(TextColumn("{task.completed:.0f}/{task.total:.0f}"), quiet=quiet)
 
     @contextmanager
     def watch(work: str) -> Iterator[OnProgress]:
@@ -136,7 +136,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _bars(share: TextColumn, transient: bool = False) -> Progress:
+def _bars(share: TextColumn, transient: bool = False, quiet: bool = False) -> Progress:
     console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}", markup=False),  # names of the user's own
@@ -145,6 +145,6 @@ def _bars(share: TextColumn, transient: bool = False) -> Progress:
         TextColumn("{task.fields[figure]}"),
         TimeRemainingColumn(elapsed_when_finished=True),
         console=console,
-        disable=not console.is_terminal,
+        disable=quiet or not (console.is_terminal or console.is_jupyter),
         transient=transient,
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from pydantic import ValidationError
 from torch import Tensor, nn
 
@@ -21,6 +22,7 @@ from leakmeter.federated.local import (
     train_locally,
     whole_gradient,
 )
+from leakmeter.pixels import as_images, as_labels
 from leakmeter.state import State
 from leakmeter.update import Normalization, Protocol, Update
 
@@ -35,7 +37,7 @@ class Client:
 
     Args:
         model: any ``nn.Module`` that maps images [N, C, H, W] to logits [N, classes].
-        images: float [N, C, H, W] in [0, 1].
+        images: float [N, C, H, W] in [0, 1], or what :func:`~leakmeter.pixels.as_images` takes.
         labels: integers [N], or [N, ...] for a network with several answers per example.
         epochs: passes over the data.
         batch_size: examples a step; all of them if not given.
@@ -52,8 +54,8 @@ class Client:
     def __init__(
         self,
         model: nn.Module,
-        images: Tensor,
-        labels: Tensor,
+        images: Tensor | NDArray[Any],
+        labels: Tensor | NDArray[Any],
         *,
         epochs: int = 1,
         batch_size: int | None = None,
@@ -65,6 +67,7 @@ class Client:
         defenses: Sequence[Defense] = (),
         **settings: Any,
     ) -> None:
+        images, labels = as_images(images), as_labels(labels)
         _check_images(images)
         model = defended(model, defenses)
         first = next(model.parameters(), None)
@@ -100,6 +103,16 @@ class Client:
             raise LeakmeterError(f"client {validation_errors(error, Protocol)[0]}") from None
         for defense in self.defenses:
             defense.check(model, self.protocol, self.defenses)
+
+    def __repr__(self) -> str:
+        protocol, count = self.protocol, len(self.images)
+        shape = "x".join(map(str, self.images.shape[1:]))
+        names = [type(each).__name__ for each in self.defenses]
+        return (
+            f"Client({count} image{'s' if count > 1 else ''} {shape}, {protocol.words}"
+            + (f", {', '.join(names)}" if names else "")
+            + ")"
+        )
 
     def train(self, on_step: Callable[[State], None] | None = None) -> Update:
         """Train locally and return the weights before and after.

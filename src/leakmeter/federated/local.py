@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +52,28 @@ def set_mode(model: nn.Module, protocol: Protocol) -> None:
                 module.train()
 
 
+def logits_of(output: Any) -> Tensor:
+    """The logits in whatever a classifier returns: a tensor, a dict, or an object with them."""
+    found = output.get("logits") if isinstance(output, Mapping) else output
+    found = getattr(found, "logits", found)
+    if not isinstance(found, Tensor):
+        raise LeakmeterError("model must return logits [N, classes], alone or as .logits")
+    return found
+
+
+def answer(model: nn.Module, x: Tensor) -> Tensor:
+    """Logits [N, classes, ...] of any image classifier for images ``x`` [N, C, H, W]."""
+    return logits_of(model(**{PIXELS: x}) if takes_pixels(model) else model(x))
+
+
+PIXELS = "pixel_values"
+
+
+def takes_pixels(model: nn.Module) -> bool:
+    """Whether images go to the argument that Hugging Face's networks have for them."""
+    return PIXELS in inspect.signature(model.forward).parameters
+
+
 def output_shape(model: nn.Module, images: Tensor) -> tuple[int, ...]:
     """(classes, ...) of the answer of ``model`` to one of ``images`` [N, C, H, W], in eval mode.
 
@@ -60,13 +83,13 @@ def output_shape(model: nn.Module, images: Tensor) -> tuple[int, ...]:
     probe = copy.deepcopy(model).eval()
     try:
         with torch.no_grad():
-            logits = probe(images)
+            logits = answer(probe, images)
     except Exception as error:  # the user's own code may raise anything
         raise LeakmeterError(
             f"model does not take images of shape {tuple(images.shape[1:])}: "
             f"{' '.join(str(error).split()) or type(error).__name__}"
         ) from None
-    if not isinstance(logits, Tensor) or logits.shape[:1] != images.shape[:1] or logits.ndim < 2:
+    if logits.shape[:1] != images.shape[:1] or logits.ndim < 2:
         raise LeakmeterError("model must return logits [N, classes]")
     return tuple(logits.shape[1:])
 
@@ -83,12 +106,12 @@ def behavior(model: nn.Module, shape: tuple[int, ...]) -> str:
     with torch.no_grad():
         try:
             # Processors differ in the last bits: of many digits the first ones are the same.
-            answer = copy.deepcopy(model).double().eval()(noise.double())
-            answer = (answer / answer.abs().max().clamp_min(1e-30)).mul(1e6).round().long()
+            told = answer(copy.deepcopy(model).double().eval(), noise.double())
+            told = (told / told.abs().max().clamp_min(1e-30)).mul(1e6).round().long()
         except Exception:  # not made for double precision
-            answer = copy.deepcopy(model).eval()(noise)
+            told = answer(copy.deepcopy(model).eval(), noise)
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    return digest({**model.state_dict(), "answer": answer}, repr(trained))
+    return digest({**model.state_dict(), "answer": told}, repr(trained))
 
 
 def make_optimizer(model: nn.Module, protocol: Protocol) -> torch.optim.Optimizer:
@@ -242,7 +265,7 @@ def descend(
         draws: what they draw from.
     """
     if len(x):  # a defense that samples batches may leave one empty
-        loss = loss_of(protocol, called(x), y)
+        loss = loss_of(protocol, answer(called, x), y)
         for defense in defenses:
             loss = loss + defense.penalty(model) * (len(x) if protocol.reduction == "sum" else 1)
         loss.backward()

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from skimage.metrics import structural_similarity
 from torch import Tensor
 
 from leakmeter.errors import LeakmeterError
+from leakmeter.pixels import as_images
 
 if TYPE_CHECKING:
     from leakmeter.measure.lpips import Lpips
+
+Images = Tensor | NDArray[Any] | Sequence[Any]
+"""Whatever :func:`~leakmeter.pixels.as_images` takes."""
 
 SMALLEST_MSE = 1e-12
 """Images closer than this count as 120 dB, so that a perfect copy does not make a mean infinite."""
@@ -40,6 +45,22 @@ class ImageScores:
     ssim: Tensor
     lpips: Tensor | None = None
 
+    def __repr__(self) -> str:
+        mean, ssim = self.psnr.mean().item(), self.ssim.mean().item()
+        return (
+            f"ImageScores({len(self.psnr)} images, PSNR {mean:.1f} dB "
+            f"({self.psnr.min().item():.1f} to {self.psnr.max().item():.1f}), SSIM {ssim:.2f})"
+        )
+
+    def to_frame(self) -> Any:
+        """A row for each original, as a data frame of pandas, which must be installed."""
+        try:
+            from pandas import DataFrame
+        except ImportError:
+            raise LeakmeterError("to_frame needs the package pandas: pip install pandas") from None
+        columns = {name: getattr(self, name) for name in ("pairs", "psnr", "ssim", "mse", "lpips")}
+        return DataFrame({n: t.tolist() for n, t in columns.items() if t is not None})
+
     @property
     def worst(self) -> int:
         """The original that leaked most: the highest PSNR."""
@@ -55,7 +76,7 @@ class ImageScores:
         return (self.psnr >= psnr).double().mean().item()
 
 
-def images(found: Tensor, truth: Tensor, lpips: Lpips | None = None) -> ImageScores:
+def images(found: Images, truth: Images, lpips: Lpips | None = None) -> ImageScores:
     """Pair reconstructions with originals and score every pair.
 
     An update does not tell the order of the examples, so each original gets the reconstruction
@@ -66,6 +87,7 @@ def images(found: Tensor, truth: Tensor, lpips: Lpips | None = None) -> ImageSco
         truth: originals, same shape.
         lpips: decides the pairing in place of the squared error, and is measured too.
     """
+    found, truth = as_images(found), as_images(truth)
     if found.shape != truth.shape or found.ndim != 4 or len(found) == 0:
         raise LeakmeterError(
             f"found {tuple(found.shape)} and truth {tuple(truth.shape)} must be images "

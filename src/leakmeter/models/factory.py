@@ -21,19 +21,28 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
+_SAME = {
+    "classes": ("classes", "num_classes", "num_labels"),
+    "channels": ("channels", "in_channels", "in_chans", "num_channels"),
+    "size": ("size", "image_size", "img_size"),
+}
+"""What factories call their arguments."""
+
+
 def arguments(
     factory: Callable[..., object], *, classes: int, channels: int | None, size: int | None
 ) -> dict[str, int]:
-    """The arguments that ``factory`` accepts by name.
+    """The arguments that ``factory`` accepts by name, under whichever usual name it has for them.
 
     One that is None is left to the factory's own default, if it has one.
     """
     parameters = inspect.signature(factory).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     chosen = {}
-    for name, value in {"classes": classes, "channels": channels, "size": size}.items():
-        if value is not None and (takes_any or name in parameters):
-            chosen[name] = value
-        elif name in parameters and parameters[name].default is inspect.Parameter.empty:
-            chosen[name] = _FALLBACK[name]
+    for ours, value in {"classes": classes, "channels": channels, "size": size}.items():
+        named = next((name for name in _SAME[ours] if name in parameters), None)
+        if value is not None and (named is not None or takes_any):
+            chosen[named or ours] = value
+        elif named is not None and parameters[named].default is inspect.Parameter.empty:
+            chosen[named] = _FALLBACK[ours]
     return chosen

@@ -1,0 +1,229 @@
+"""The front door: one call attacks an update, one audits a setting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor, nn
+
+from leakmeter import data, models
+from leakmeter.attacks.attack import Attack, RunOptions
+from leakmeter.attacks.papers import RECIPES
+from leakmeter.attacks.reconstruction import Reconstruction
+from leakmeter.attacks.replay import replay_score
+from leakmeter.audits.captured import completed, network, recipe, together
+from leakmeter.audits.recorded import RecordedAudit
+from leakmeter.audits.run import run, run_recorded
+from leakmeter.audits.scenario import Scenario
+from leakmeter.data.constants import CONSTANTS
+from leakmeter.errors import LeakmeterError, unknown
+from leakmeter.execution.executors import cores
+from leakmeter.execution.progress import watching
+from leakmeter.execution.store import Store
+from leakmeter.execution.sweep import Resources
+from leakmeter.federated.defenses import DEFENSES
+from leakmeter.judge import Evidence, Level, Provenance, Results, judge
+from leakmeter.pixels import as_labels
+from leakmeter.report import write, write_results
+from leakmeter.update import Update
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Source = Update | str | Path
+"""An update, or the file it is in."""
+
+
+def attack(
+    update: Source | Sequence[Source],
+    model: nn.Module | str,
+    attack: str | Attack = "auto",
+    *,
+    iterations: int | None = None,
+    labels: Tensor | NDArray[np.integer[Any]] | Sequence[int] | None = None,
+    seed: int = 0,
+    device: str | None = None,
+    folder: str | Path | None = None,
+    options: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+    **known: Any,
+) -> Reconstruction:
+    """Read as much as can be read out of an update. No ground truth is needed.
+
+    Args:
+        update: what a client sent, or the file it is in; or several that one client made from the
+            same examples, which are then reconstructed together.
+        model: the network, whose weights do not matter; or the name of a built-in one, or
+            ``package.module:factory``.
+        attack: name of a recipe (see :func:`names`), or an attack made of parts.
+        iterations: instead of the recipe's own.
+        labels: integers [N], if the attacker is assumed to know them; else they are recovered.
+        seed: of the random start.
+        device: where to compute; the model's own by default.
+        folder: keeps unfinished work; the same call goes on from there.
+        options: of the recipe, such as ``{"tv": 0.001}``.
+        quiet: without a progress bar.
+        known: fields of :class:`~leakmeter.update.Protocol` that the update does not say, such as
+            ``epochs=5`` or ``normalize="cifar10"``.
+
+    Example:
+        >>> photos = data.load("photos", size=16)
+        >>> net = models.build("mlp", classes=photos.classes, channels=3, size=16)
+        >>> from leakmeter.federated import Client
+        >>> client = Client(net, photos.images[:1], photos.labels[:1], normalize="photos")
+        >>> found = attack(client.gradient(), net, quiet=True)
+        >>> (found.images - photos.images[:1]).abs().max().item() < 1e-3
+        True
+    """
+    single = isinstance(update, Update | str | Path)
+    sources: Sequence[Any] = [update] if single else list(update)  # type: ignore[arg-type]
+    if isinstance(attack, nn.Module) or isinstance(model, Update):
+        raise LeakmeterError("give the update first, then the model: attack(update, model)")
+    loaded = [each if isinstance(each, Update) else Update.load(each) for each in sources]
+    updates = [completed(each, known) if known else each for each in loaded]
+    net = network(model, updates[0].protocol) if isinstance(model, str) else model
+    name, made = (
+        (type(attack).__name__, attack)
+        if isinstance(attack, Attack)
+        else (attack, recipe(attack, options or {}, iterations).build())
+    )
+    if isinstance(attack, Attack) and iterations is not None:
+        made = attack.within(iterations=iterations)
+    with watching(quiet) as watch, watch(name) as progress:
+        run_options = RunOptions(
+            labels=None if labels is None else as_labels(labels),
+            seed=seed,
+            device=device,
+            on_progress=progress,
+            folder=None if folder is None else Path(folder),
+        )
+        found = together(made, net, updates, run_options)
+    score = None
+    with suppress(LeakmeterError):  # what is not known about the client
+        score = replay_score(net, updates[0], found, device=device) if single else None
+    return replace(found, recipe=found.recipe or name, replay=score)
+
+
+@dataclass(frozen=True, eq=False)
+class AuditReport:
+    """What an audit found, and where its page is.
+
+    Attributes:
+        path: of the page.
+        results: every number, and what the judge said.
+        evidence: the pictures and measurements.
+        provenance: how to do it again.
+    """
+
+    path: str
+    results: Results
+    evidence: Sequence[Evidence]
+    provenance: Provenance
+
+    @property
+    def verdict(self) -> Level:
+        """Of the configuration that leaks most."""
+        return self.results.level
+
+    @property
+    def findings(self) -> list[dict[str, Any]]:
+        """A row for each attack on each configuration, to be read or made a data frame of."""
+        return [
+            {
+                "configuration": each.label,
+                "attack": attack.attack,
+                "level": attack.level,
+                "leaked": None if attack.leak is None else max(0.0, attack.leak.share),
+                "images": len(attack.psnr),
+                "psnr": sum(attack.psnr) / len(attack.psnr) if attack.psnr else None,
+            }
+            for each in self.results.configurations
+            for attack in each.attacks
+        ]
+
+    def __repr__(self) -> str:
+        return f"AuditReport({self.verdict}: {self.results.sentence} {self.path})"
+
+
+def audit(
+    scenario: Scenario | Mapping[str, Any] | str | Path,
+    out: str | Path,
+    *,
+    model: str | None = None,
+    truth: str | Path | None = None,
+    attack: str = "auto",
+    options: Mapping[str, Any] | None = None,
+    processes: int | None = None,
+    threads: int | None = None,
+    known: Mapping[str, Any] | None = None,
+) -> AuditReport:
+    """Simulate clients, attack their updates, measure what came out, and write a report.
+
+    With a folder of recorded updates, attack those. As the command ``leakmeter audit``: what an
+    earlier call finished in ``out`` is kept.
+
+    Args:
+        scenario: a file (YAML), its content, or a folder of recorded updates.
+        out: folder or URL for everything that is left behind.
+        model: of recorded updates: a name, or ``package.module:factory``.
+        truth: of recorded updates: the folder of what clients had.
+        attack: on recorded updates.
+        options: of that attack.
+        processes: trials at a time; by default one per core.
+        threads: of each.
+        known: what recorded updates do not say, such as ``{"epochs": 5}``.
+    """
+    resources = Resources(processes=processes or cores(), threads=threads)
+    command = f"leakmeter.audit({str(scenario)!r}, out={str(out)!r})"
+    if isinstance(scenario, str | Path) and Path(scenario).is_dir():
+        if model is None:
+            raise LeakmeterError(f"{scenario} holds recorded updates: name their network by model=")
+        asked = RecordedAudit(
+            folder=Path(scenario),
+            model=model,
+            attack=recipe(attack, options or {}, None),
+            truth=None if truth is None else Path(truth),
+            known=dict(known or {}),
+        )
+        return concluded(*run_recorded(asked, out, resources, command), out)
+    if isinstance(scenario, Mapping):
+        scenario = Scenario.model_validate(dict(scenario))
+    whole = scenario if isinstance(scenario, Scenario) else Scenario.load(scenario)
+    return concluded(*run(whole, out, resources, command), out)
+
+
+def concluded(evidence: Sequence[Evidence], provenance: Provenance, out: str | Path) -> AuditReport:
+    """Judge what was found, and write the page and its numbers."""
+    place = Store(out).url
+    results = judge(evidence, provenance)
+    page = f"{place}/report.html"
+    write(results, evidence, provenance, page)
+    write_results(results, place)
+    return AuditReport(page, results, evidence, provenance)
+
+
+Kind = Literal["attacks", "defenses", "models", "datasets", "normalizations"]
+
+
+def names(kind: Kind) -> list[str]:
+    """What there is: the names of all attacks, defenses, models, datasets or normalizations.
+
+    Example:
+        >>> "sme" in names("attacks")
+        True
+    """
+    known = {
+        "attacks": list(RECIPES),
+        "defenses": list(DEFENSES),
+        "models": models.names(),
+        "datasets": data.names(),
+        "normalizations": sorted(CONSTANTS),
+    }
+    if kind not in known:
+        raise unknown("kind of names", kind, known)
+    return known[kind]
