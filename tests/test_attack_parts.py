@@ -324,7 +324,7 @@ BAD_PARTS: dict[str, tuple[Callable[[], object], str]] = {
     "no step": (lambda: papers.sme(lr=0.0), "lr is 0.0: use a number above 0"),
     "no restart": (lambda: papers.dlg(restarts=0), "restarts is 0: use 1 or more"),
     "misspelt start": (
-        lambda: papers.sapag(start=cast("Any", "gray")),
+        lambda: papers.sapag(start=cast("Any", "grey")),
         "did you mean 'gray'",
     ),
 }

@@ -519,7 +519,7 @@ import sys
 sys.modules["flwr"] = None
 import leakmeter as lm
 for name in lm.__all__:
-    getattr(ls, name)
+    getattr(lm, name)
 try:
     import leakmeter.integrations.flower
 except lm.LeakmeterError as error:

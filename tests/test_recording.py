@@ -118,7 +118,7 @@ def test_what_cannot_be_recorded_is_a_warning_and_training_goes_on(
         ({"num_examples": 0}, "num_examples is 0"),
         ({"num_examples": 3, "lr": -1}, "lr: "),
         ({"num_examples": 3, "normalize": "photo"}, "did you mean 'photos'"),
-        ({"num_examples": 3, "normalize": "photos"}, "normalize: "),
+        ({"num_examples": 3, "normalise": "photos"}, "normalise: "),
     ],
     ids=str,
 )

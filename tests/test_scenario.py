@@ -127,3 +127,27 @@ def test_all_mistakes_are_reported_at_once_with_path_and_nearest_name(tmp_path: 
 def test_unusable_files_are_named(text: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(LeakmeterError, match=says):
         Scenario.load(written(tmp_path, text))
+
+
+def test_names_of_before_are_still_read() -> None:
+    old = Scenario.model_validate(
+        {
+            "defences": ["none", {"name": "quantise", "options": {"bits": 8}}],
+            "attacks": [
+                {"name": "retrace", "options": {"switching": 0.1}},
+                {"name": "sapag", "options": {"start": "grey"}},
+            ],
+        }
+    )
+    new = Scenario.model_validate(
+        {
+            "defenses": ["none", {"name": "quantize", "options": {"bits": 8}}],
+            "attacks": [
+                {"name": "retrace", "options": {"relu_curvature": 0.1}},
+                {"name": "sapag", "options": {"start": "gray"}},
+            ],
+        }
+    )
+    assert old.attacks == new.attacks
+    assert [each.parts for each in old.defenses] == [each.parts for each in new.defenses]
+    assert "defences" not in old.dump()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -194,3 +195,12 @@ def test_observed_has_the_sign_of_a_gradient() -> None:
     for name in names:
         expected = 0.5 * gradient.observed(names)[name]
         torch.testing.assert_close(trained.observed(names)[name], expected, rtol=1e-3, atol=1e-6)
+
+
+def test_files_with_the_old_name_are_read(tmp_path: Path) -> None:
+    update = tiny_update()
+    update.save(tmp_path / "new.safetensors")
+    with safe_open(tmp_path / "new.safetensors", framework="pt") as file:
+        header = file.metadata()["leakmeter.update"]
+    save_file(update.tensors, tmp_path / "old.safetensors", {"leakscope.update": header})
+    assert Update.load(tmp_path / "old.safetensors").fingerprint() == update.fingerprint()
