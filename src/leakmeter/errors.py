@@ -20,7 +20,7 @@ class LeakmeterError(ValueError):
 
 
 class StorageError(LeakmeterError):
-    """Results cannot be written: no other work would fare better until that is mended."""
+    """Results cannot be written; other work would fail the same way until that is fixed."""
 
 
 def require(
@@ -29,11 +29,11 @@ def require(
     """Refuse a number that is not finite or out of range.
 
     Args:
-        name: of the field.
-        value: what it was set to.
-        above: what it must exceed.
-        least: the smallest it may be where ``above`` is not given.
-        most: the largest it may be.
+        name: the name of the field.
+        value: the value it was set to.
+        above: the bound that the value must exceed.
+        least: the smallest value allowed if ``above`` is not given.
+        most: the largest value allowed.
     """
     low = value >= least if above is None else value > above
     if low and value <= most and math.isfinite(value):
@@ -45,7 +45,7 @@ def require(
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> LeakmeterError:
-    """An error for a name that does not exist, with the nearest valid one.
+    """Make the error for a name that does not exist, suggesting the nearest valid one.
 
     Args:
         kind: what the name stands for, e.g. ``"model"``.
@@ -59,7 +59,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> LeakmeterError:
 
 
 def validation_errors(error: ValidationError, root: type[BaseModel]) -> list[str]:
-    """Pydantic's errors as lines, each with the path of its field and the nearest valid name.
+    """Turn pydantic's errors into lines that give the field's path and the nearest valid name.
 
     Args:
         error: what pydantic found.
@@ -86,7 +86,7 @@ def _reason(detail: Any, root: type[BaseModel]) -> str:
 
 
 def _model_at(model: type[BaseModel] | None, path: list[Any]) -> type[BaseModel] | None:
-    """The model that the field at ``path`` holds."""
+    """Return the model that the field at ``path`` holds."""
     for step in path:
         if model is None or isinstance(step, int):
             continue

@@ -53,22 +53,22 @@ def attack(
     quiet: bool = False,
     **known: Any,
 ) -> Reconstruction:
-    """Read as much as can be read out of an update. No ground truth is needed.
+    """Reconstruct as much as possible from an update. No ground truth is needed.
 
     Args:
-        update: what a client sent, or the file it is in; or several that one client made from the
-            same examples, which are then reconstructed together.
+        update: what a client sent, or the file it is in; or several updates that one client made
+            from the same examples, which are then reconstructed together.
         model: the network, whose weights do not matter; or the name of a built-in one, or
             ``package.module:factory``.
-        attack: name of a recipe (see :func:`names`), or an attack made of parts.
-        iterations: instead of the recipe's own.
-        labels: integers [N], if the attacker is assumed to know them; else they are recovered.
-        seed: of the random start.
-        device: where to compute; the model's own by default.
-        folder: keeps unfinished work; the same call goes on from there.
-        options: of the recipe, such as ``{"tv": 0.001}``.
-        quiet: without a progress bar.
-        known: fields of :class:`~leakmeter.update.Protocol` that the update does not say, such as
+        attack: the name of a recipe (see :func:`names`), or an attack made of parts.
+        iterations: the number of iterations, in place of the recipe's own.
+        labels: integers [N], if the attacker is assumed to know them; otherwise they are recovered.
+        seed: the seed of the random start.
+        device: where to compute; by default, where the model is.
+        folder: where to keep unfinished work; repeating the same call resumes from there.
+        options: options of the recipe, such as ``{"tv": 0.001}``.
+        quiet: whether to hide the progress bar.
+        known: fields of :class:`~leakmeter.update.Protocol` that the update lacks, such as
             ``epochs=5`` or ``normalize="cifar10"``.
 
     Example:
@@ -111,13 +111,13 @@ def attack(
 
 @dataclass(frozen=True, eq=False)
 class AuditReport:
-    """What an audit found, and where its page is.
+    """What an audit found, and where its report is.
 
     Attributes:
-        path: of the page.
-        results: every number, and what the judge said.
+        path: the path of the report.
+        results: every number, and the verdicts.
         evidence: the pictures and measurements.
-        provenance: how to do it again.
+        provenance: what is needed to reproduce the audit.
     """
 
     path: str
@@ -127,12 +127,12 @@ class AuditReport:
 
     @property
     def verdict(self) -> Level:
-        """Of the configuration that leaks most."""
+        """The verdict on the configuration that leaks most."""
         return self.results.level
 
     @property
     def findings(self) -> list[dict[str, Any]]:
-        """A row for each attack on each configuration, to be read or made a data frame of."""
+        """Return one row per attack on each configuration, ready for a data frame."""
         return [
             {
                 "configuration": each.label,
@@ -164,19 +164,19 @@ def audit(
 ) -> AuditReport:
     """Simulate clients, attack their updates, measure what came out, and write a report.
 
-    With a folder of recorded updates, attack those. As the command ``leakmeter audit``: what an
-    earlier call finished in ``out`` is kept.
+    Given a folder of recorded updates, attack those instead. As with the command
+    ``leakmeter audit``, work that an earlier call finished in ``out`` is kept.
 
     Args:
         scenario: a file (YAML), its content, or a folder of recorded updates.
-        out: folder or URL for everything that is left behind.
-        model: of recorded updates: a name, or ``package.module:factory``.
-        truth: of recorded updates: the folder of what clients had.
-        attack: on recorded updates.
-        options: of that attack.
-        processes: trials at a time; by default one per core.
-        threads: of each.
-        known: what recorded updates do not say, such as ``{"epochs": 5}``.
+        out: the folder or URL for all results.
+        model: for recorded updates, the network: a name, or ``package.module:factory``.
+        truth: for recorded updates, the folder with the clients' data.
+        attack: the attack to run on recorded updates.
+        options: options of that attack.
+        processes: how many trials run at a time; by default one per core.
+        threads: the number of threads for each trial.
+        known: settings that recorded updates do not state, such as ``{"epochs": 5}``.
     """
     resources = Resources(processes=processes or cores(), threads=threads)
     command = f"leakmeter.audit({str(scenario)!r}, out={str(out)!r})"
@@ -198,7 +198,7 @@ def audit(
 
 
 def concluded(evidence: Sequence[Evidence], provenance: Provenance, out: str | Path) -> AuditReport:
-    """Judge what was found, and write the page and its numbers."""
+    """Judge what was found, and write the report and its numbers."""
     place = Store(out).url
     results = judge(evidence, provenance)
     page = f"{place}/report.html"
@@ -211,7 +211,7 @@ Kind = Literal["attacks", "defenses", "models", "datasets", "normalizations"]
 
 
 def names(kind: Kind) -> list[str]:
-    """What there is: the names of all attacks, defenses, models, datasets or normalizations.
+    """Return the names of all attacks, defenses, models, datasets or normalizations.
 
     Example:
         >>> "sme" in names("attacks")

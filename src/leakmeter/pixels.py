@@ -1,4 +1,4 @@
-"""Images and labels in whatever form people have them, as tensors."""
+"""Convert images and labels from common formats to tensors."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from leakmeter.errors import LeakmeterError
 
 
 def as_images(images: object) -> Tensor:
-    """Float [N, C, H, W] in [0, 1].
+    """Return the images as a float tensor [N, C, H, W] in [0, 1].
 
     Args:
-        images: that already; or a numpy array of bytes [N, H, W] or [N, H, W, C], or of floats
-            [N, C, H, W]; or PIL images, all of one size.
+        images: such a tensor; or a numpy array of bytes [N, H, W] or [N, H, W, C], or of floats
+            [N, C, H, W]; or PIL images, all of the same size.
 
     Example:
         >>> as_images(np.full((2, 4, 5, 3), 255, np.uint8)).shape
@@ -47,5 +47,5 @@ def as_images(images: object) -> Tensor:
 
 
 def as_labels(labels: Any) -> Tensor:
-    """Integers as a tensor."""
+    """Return the labels as an integer tensor."""
     return labels if isinstance(labels, Tensor) else torch.as_tensor(np.asarray(labels))

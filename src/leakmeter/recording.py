@@ -1,7 +1,7 @@
-"""Updates recorded while a training runs, or made from two files of weights.
+"""Record updates during training, or make them from two files of weights.
 
-Recording only looks. It does not change the training, and what goes wrong with it (a full disk,
-weights that are not numbers) is logged as a warning and does not end the training.
+Recording only observes. It does not change the training, and when it fails (a full disk, weights
+that are not finite), it logs a warning and does not stop the training.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def record(
     A block that raises is not recorded.
 
     Args:
-        model: what the block trains, as it was received.
-        path: of the safetensors file to write; its folder is made.
+        model: the model that the block trains, as the client received it.
+        path: the safetensors file to write; its folder is created.
         num_examples: how many examples the block trains on.
-        protocol: fields of :class:`~leakmeter.update.Protocol`. What is left out stays unknown
+        protocol: fields of :class:`~leakmeter.update.Protocol`. Omitted fields stay unknown
             to the attacker. ``normalize`` may be the name of a data set, or ``none``.
     """
     require("num_examples", num_examples, least=1)
@@ -59,12 +59,13 @@ def record(
 def update_from_files(
     before: str | Path, after: str | Path, *, num_examples: int, **protocol: Any
 ) -> Update:
-    """An update from two files that hold a ``state_dict`` each.
+    """Make an update from two files that each hold a ``state_dict``.
 
     Args:
-        before: the weights that the client received: ``.safetensors``, or what ``torch.save``
-            wrote. The latter is opened for its tensors alone; a file that wants more is refused.
-        after: the weights that it sent back.
+        before: the weights that the client received: a ``.safetensors`` file, or one written by
+            ``torch.save``. Only tensors are read from the latter; a file with anything else is
+            refused.
+        after: the weights that the client sent back.
         num_examples: how many examples the client trained on.
         protocol: fields of :class:`~leakmeter.update.Protocol`, as in :func:`record`.
     """
@@ -80,10 +81,10 @@ class Recorder:
     """Writes the updates of a federated run as ``FOLDER/round-0001/client-NAME.safetensors``.
 
     Args:
-        folder: for the records. Give every run a folder of its own.
-        every: only every so many rounds; with 5 that is rounds 5, 10, 15 and so on.
-        clients: only these, or all.
-        per_round: at most so many clients of a round, or all.
+        folder: the folder for the records. Give every run a folder of its own.
+        every: the interval in rounds; 5 records rounds 5, 10, 15 and so on.
+        clients: which clients to record, or all of them.
+        per_round: the most clients to record per round, or all of them.
         protocol: fields of :class:`~leakmeter.update.Protocol`, as in :func:`record`.
     """
 
@@ -109,7 +110,7 @@ class Recorder:
         self._complained = False
 
     def wants(self, turn: int, client: int | str) -> bool:
-        """Whether ``client`` is to be recorded in round ``turn``."""
+        """Return whether to record ``client`` in round ``turn``."""
         return (
             turn % self.every == 0
             and (self.clients is None or client in self.clients)
@@ -117,7 +118,7 @@ class Recorder:
         )
 
     def keep(self, turn: int, client: int | str, make: Callable[[], Update]) -> None:
-        """Write what ``make`` returns, if it is wanted. Never raises."""
+        """Write the update that ``make`` returns, if it is to be recorded. Never raises."""
         if not self.wants(turn, client):
             return
         try:
@@ -128,20 +129,20 @@ class Recorder:
             self.complain(f"round {turn}, client {client} is not recorded: {problem}")
 
     def complain(self, words: str) -> None:
-        """Log a warning, once: a full disk would otherwise be mentioned for every client."""
+        """Log a warning once, so that a full disk is not reported for every client."""
         if self._complained:
             LOG.debug(words)
             return
         self._complained = True
-        LOG.warning("%s (the run goes on; more of this is logged at level DEBUG)", words)
+        LOG.warning("%s (the run continues; further problems are logged at level DEBUG)", words)
 
 
 def told(fields: dict[str, Any]) -> Protocol:
-    """The protocol of ``fields``; ``normalize`` may be the name of a data set, or ``none``."""
+    """Build a protocol from ``fields``; ``normalize`` may be a data set's name, or ``none``."""
     name = fields.get("normalize")
     if name == "none":
         if not fields.get("input_shape"):
-            raise LeakmeterError("normalize is none, of how many channels? Give input_shape, too")
+            raise LeakmeterError("normalize is none: give input_shape, for the channels")
         fields = fields | {"normalize": resolve_normalization(None, fields["input_shape"][0])}
     elif isinstance(name, str):
         fields = fields | {"normalize": normalization(name)}
@@ -152,10 +153,11 @@ def told(fields: dict[str, Any]) -> Protocol:
 
 
 def same_precision(before: State, after: State) -> tuple[State, State]:
-    """Both states in the types that the client computed with.
+    """Return both states in the data types that the client computed with.
 
-    A server's average may be wider than the weights it was made of (a mean of integer counters is
-    no integer): the client cast it back. A client may send fewer bits than it computed with.
+    A server's average may have wider types than the weights it was made of (a mean of integer
+    counters is not an integer); the client casts it back. A client may also send lower precision
+    than it computed with.
     """
     before, after = dict(before), dict(after)
     for name in before.keys() & after.keys():
@@ -167,12 +169,12 @@ def same_precision(before: State, after: State) -> tuple[State, State]:
 
 
 def _check_unwrapped(state: State) -> None:
-    """Refuse what Opacus, torch.compile or DataParallel put around a network: names change."""
+    """Refuse a network wrapped by Opacus, torch.compile or DataParallel: wrapping changes names."""
     for inner in ("_module", "_orig_mod", "module"):
         if state and all(name.startswith(f"{inner}.") for name in state):
             raise LeakmeterError(
                 f"model is wrapped, and the server does not know its names: record model.{inner}, "
-                "which is trained all the same"
+                "which shares its weights"
             )
 
 
@@ -203,9 +205,9 @@ def _unpickle(path: Path) -> object:
     except OSError as error:
         raise LeakmeterError(f"cannot read {path}: {error.strerror}") from None
     except Exception:
-        # A pickle that is hostile or damaged may fail in any way. What torch says is not repeated:
-        # it suggests to open the file without protection.
+        # A hostile or damaged pickle may fail in any way. Torch's message is not repeated because
+        # it suggests opening the file without protection.
         raise LeakmeterError(
-            f"{path} holds more than tensors, or is damaged, and is not opened: "
+            f"{path} holds more than tensors, or is damaged, and was not opened: "
             "write it with torch.save(model.state_dict(), path) or as safetensors"
         ) from None

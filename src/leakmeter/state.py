@@ -18,11 +18,11 @@ State = dict[str, Tensor]
 """Tensors by their name in ``model.state_dict()``."""
 
 TINY = 1e-30
-"""What products of norms stay above where they divide."""
+"""Lower bound for a product of norms that serves as a divisor."""
 
 
 def dot(a: State, b: State) -> Tensor:
-    """Inner product over all tensors of ``b`` together, a scalar."""
+    """Return the inner product over all tensors of ``b`` together, a scalar."""
     return torch.stack([(a[name] * b[name]).sum() for name in b]).sum()
 
 
@@ -47,7 +47,7 @@ def mean(states: Sequence[State]) -> State:
 
 
 def under(tensors: State, prefix: str) -> State:
-    """The tensors whose names start with ``prefix``, without it."""
+    """Return the tensors whose names start with ``prefix``, with the prefix removed."""
     return {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()
@@ -70,12 +70,12 @@ def file_digest(path: Path) -> str:
 
 
 def named(metadata: Mapping[str, str], what: str) -> str | None:
-    """A header of a safetensors file; older files have it under the project's old name."""
+    """Return a header of a safetensors file; older files store it under the project's old name."""
     return metadata.get(f"leakmeter.{what}") or metadata.get(f"leakscope.{what}")
 
 
 def write_safetensors(tensors: State, metadata: dict[str, str], path: Path) -> None:
-    """Write a safetensors file beside ``path`` and move it there, so no half file is ever seen."""
+    """Write a safetensors file beside ``path``, then move it there, so it is never seen partial."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     try:
@@ -88,7 +88,7 @@ def write_safetensors(tensors: State, metadata: dict[str, str], path: Path) -> N
 
 
 def read_safetensors(path: Path) -> tuple[State, dict[str, str]]:
-    """Tensors and metadata of a safetensors file; pickles and broken files are refused."""
+    """Read tensors and metadata of a safetensors file; pickles and broken files are refused."""
     try:
         with path.open("rb") as file:
             start = file.read(9)
@@ -102,10 +102,10 @@ def read_safetensors(path: Path) -> tuple[State, dict[str, str]]:
         )
     try:
         with safe_open(path, framework="pt") as file:
-            # Copies: what is read as a map of the file dies with it, and takes the process along.
+            # Copy: if the file is truncated, reading a memory-mapped tensor crashes the process.
             tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
             return tensors, file.metadata() or {}
-    # An empty tensor may claim sizes that the library lets pass and torch cannot count.
+    # An empty tensor may claim sizes that the library accepts but torch cannot represent.
     except (SafetensorError, TypeError, OverflowError) as error:
         reason = str(error).partition("\n")[0]
         raise LeakmeterError(

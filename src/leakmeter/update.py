@@ -39,7 +39,7 @@ class Protocol(BaseModel):
     Attributes:
         epochs: passes over the local data, E.
         batch_size: examples in a local step, B; the last one of an epoch may be smaller.
-        lr: step size of the client's optimizer, eta.
+        lr: learning rate of the client's optimizer, eta.
         optimizer: ``sgd``, ``adam`` or ``adamw`` of ``torch.optim``, with the settings below.
         loss: only ``cross_entropy`` so far, with ``reduction`` and ``label_smoothing``.
         normalize: (mean, std) of each channel that the client subtracts and divides by.
@@ -47,9 +47,9 @@ class Protocol(BaseModel):
             batch (``train``) while the client trains.
         input_shape: (channels, height, width) of one example.
         classes: number of outputs of the network.
-        sparse: whether the client left entries out of its update, which are exactly zero there.
-        bits: each tensor of the update was rounded as :func:`rounded` does, or ``None``.
-        distorted: names of tensors that the client falsified: attacks had better ignore them.
+        sparse: whether the client left entries out of its update; they are exactly zero there.
+        bits: the number of bits to which :func:`rounded` rounded each tensor, or ``None``.
+        distorted: names of tensors that the client falsified; attacks should ignore them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -89,10 +89,10 @@ class Protocol(BaseModel):
         return self
 
     def need(self, *fields: str) -> KnownProtocol:
-        """The protocol with all of its fields as known.
+        """Return this protocol as one whose fields are all known.
 
         Raises:
-            LeakmeterError: it asks for the first unknown one of ``fields``.
+            LeakmeterError: if any of ``fields`` is unknown; it names the first.
         """
         known = KnownProtocol(self)
         for name in fields:
@@ -101,7 +101,7 @@ class Protocol(BaseModel):
 
     @property
     def words(self) -> str:
-        """What is known, in a few words."""
+        """A short description of what is known."""
         facts = {
             "epochs": self.epochs,
             "batch_size": self.batch_size,
@@ -112,7 +112,7 @@ class Protocol(BaseModel):
         return ", ".join([*([self.optimizer] if self.optimizer else []), *told]) or "unknown"
 
     def __repr__(self) -> str:
-        """The fields that are not as they are by default."""
+        """Show the fields that differ from their defaults."""
         told = [
             f"{name}={getattr(self, name)!r}"
             for name, field in type(self).model_fields.items()
@@ -124,13 +124,13 @@ class Protocol(BaseModel):
         return repr(self)
 
     def steps(self, num_examples: int) -> int:
-        """Local steps ``T = E * ceil(N / B)``."""
+        """Return the number of local steps, ``T = E * ceil(N / B)``."""
         known = self.need("epochs", "batch_size")
         return known.epochs * math.ceil(num_examples / known.batch_size)
 
 
 class KnownProtocol:
-    """A protocol's fields, none of which is ``None``; an unknown one raises when it is read."""
+    """A protocol whose fields are never ``None``; reading an unknown one raises an error."""
 
     epochs: int
     batch_size: int
@@ -224,7 +224,7 @@ class Update:
 
     @property
     def tensors(self) -> State:
-        """All tensors under the names they have in the file."""
+        """Return all tensors by their names in the file."""
         return {
             f"{part}/{name}": tensor
             for part, state in self._parts().items()
@@ -232,7 +232,7 @@ class Update:
         }
 
     def observed(self, names: list[str]) -> State:
-        """The direction the attack must explain: ``u = w0 - wT``, or the gradient itself.
+        """Return the direction that the attack must explain: ``u = w0 - wT``, or the gradient.
 
         It has the sign of a gradient in both cases.
         """
@@ -314,9 +314,9 @@ class Update:
 
 
 def rounded(tensor: Tensor, bits: int) -> Tensor:
-    """``tensor`` on ``2^bits - 1`` evenly spread levels up to its largest magnitude, zero included.
+    """Round ``tensor`` to ``2^bits - 1`` even levels up to its largest magnitude, including zero.
 
-    With one bit all that is left is the sign, at the mean magnitude (Bernstein et al. 2018).
+    With one bit, only the sign remains, at the mean magnitude (Bernstein et al. 2018).
     """
     if bits == 1:
         return tensor.sign() * tensor.abs().mean()

@@ -1,4 +1,4 @@
-"""The curious side: reconstructs a client's examples from its update. Sees no ground truth.
+"""The attacker's side: reconstructs a client's examples from its update, without ground truth.
 
 A matched attack is made of the parts below; ``leakmeter.papers`` has the named choices.
 """

@@ -1,4 +1,4 @@
-"""Adam, its decoupled weight decay, signed gradients and a look ahead."""
+"""Adam, with optional decoupled weight decay, signed gradients and look-ahead."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from leakmeter.state import State
 class LookAhead:
     """Follow ``(1 - share) G(x) + share G(x + radius G / |G|)`` (FedLeak's regularization).
 
-    G is the gradient for the images; it prefers flat minima, at the price of a second gradient.
+    G is the gradient for the images. This prefers flat minima, at the cost of a second gradient.
     """
 
     share: float
@@ -30,7 +30,7 @@ class LookAhead:
         require("radius of the look-ahead", self.radius)
 
     def __call__(self, differentiate: Differentiate) -> Differentiate:
-        """The same differentiation with the images' gradient regularized."""
+        """Return the same differentiation with the images' gradient regularized."""
 
         def regularized(values: State) -> tuple[State, tuple[Tensor, Tensor]]:
             here, losses = differentiate(values)
@@ -60,7 +60,7 @@ class Adam(Solver):
     pure: ClassVar[bool] = True
 
     def start(self, values: State) -> State:
-        """Empty moments."""
+        """Start with zero moments."""
         return {
             f"{moment}/{name}": torch.zeros_like(value)
             for name, value in values.items()
@@ -75,7 +75,7 @@ class Adam(Solver):
         state: State,
         clock: Clock,
     ) -> tuple[State, State, Tensor]:
-        """Move every variable at its own rate."""
+        """Move every variable with its own step size."""
         if self.look_ahead is not None:
             differentiate = self.look_ahead(differentiate)
         gradients, losses = differentiate(values)

@@ -1,4 +1,4 @@
-"""What an attack is: one base with one ``run``."""
+"""The base classes of all attacks."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ from leakmeter.update import Update
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RunOptions:
-    """How an attack is run, besides what it is.
+    """Settings for running an attack, apart from the attack itself.
 
     Attributes:
         labels: [N] integers if the attacker is assumed to know them, else they are recovered.
-        seed: of the random start; the same seed gives the same bits on the same machine.
-        device: where to compute; the model's own by default.
-        on_progress: told after every iteration (done, total, match).
-        paused: asked after every iteration whether to raise :class:`~leakmeter.execution.Pause`.
+        seed: the seed of the random start; the same seed gives the same bits on the same machine.
+        device: where to compute; by default, where the model is.
+        on_progress: called after every iteration with (done, total, match).
+        paused: called after every iteration; if it returns true, the attack raises
+            :class:`~leakmeter.execution.Pause`.
         folder: where unfinished work and finished results are kept, if anywhere.
         compiling: whether to compile the attack's step: when that is expected to save time,
-            ``always`` or ``never``. It changes the last bits of the result, so where runs must
-            be the same to the bit, decide.
+            ``always`` or ``never``. It changes the last bits of the result, so choose one of the
+            latter two where runs must match bit for bit.
     """
 
     labels: Tensor | None = None
@@ -48,7 +49,7 @@ class RunOptions:
 
 
 class Attack(ABC):
-    """Whatever reads examples out of an update. It never sees the truth."""
+    """Base of everything that reconstructs examples from an update. It never sees the truth."""
 
     @property
     @abstractmethod
@@ -73,12 +74,12 @@ class Attack(ABC):
         Args:
             model: the architecture; its weights are not used, those of the update are.
             update: what the client sent.
-            labels: see :class:`RunOptions`, as for all that follow.
-            seed: of the random start.
+            labels: see :class:`RunOptions` for this and the following arguments.
+            seed: the seed of the random start.
             device: where to compute.
-            on_progress: told after every iteration.
-            paused: asked after every iteration.
-            folder: keeps unfinished work; if it holds some of this very run, that goes on.
+            on_progress: called after every iteration.
+            paused: called after every iteration.
+            folder: where to keep unfinished work; if it holds some of this same run, that resumes.
             compiling: whether to compile the attack's step.
         """
         options = RunOptions(
@@ -93,7 +94,7 @@ class Attack(ABC):
         return self.attempt(model, update, options)
 
     def attempt(self, model: nn.Module, update: Update, options: RunOptions) -> Reconstruction:
-        """The same with all options in one value."""
+        """Do the same as :meth:`run`, with all options in one value."""
 
         def work(folder: Path | None) -> Reconstruction:
             return self.reconstruct(model, update, replace(options, folder=folder))
@@ -107,19 +108,19 @@ class Attack(ABC):
 
     @abstractmethod
     def reconstruct(self, model: nn.Module, update: Update, options: RunOptions) -> Reconstruction:
-        """Do it, whether or not it was done before."""
+        """Run the attack, whether or not it was run before."""
 
     @property
     def iterations(self) -> int | None:
-        """How many it takes at most; ``None`` if it does not search."""
+        """The largest number of iterations; ``None`` if the attack does not search."""
         return None
 
     def within(self, *, iterations: int | None = None, seconds: float | None = None) -> Self:
-        """The same with at most so many iterations and seconds, where it searches."""
+        """Return this attack limited to the given iterations and seconds, where it searches."""
         return self
 
     def searching(self, model: nn.Module, update: Update) -> Searching:
-        """What of it can reconstruct from several updates at once; an error if nothing can."""
+        """Return the part that can use several updates at once; raise an error if there is none."""
         raise LeakmeterError(f"{type(self).__name__} takes one update: give one file")
 
 
@@ -136,20 +137,20 @@ class Searching(Attack):
         """Find the images that explain all ``views`` at once.
 
         Args:
-            views: at least one update and its share in the images.
-            source: of the labels of all images.
-            options: of the run; its labels are not used.
-            count: how many images there are; those of the only view by default.
+            views: at least one update, each with the images it covers.
+            source: where the labels of all images come from.
+            options: options of the run; its labels are not used.
+            count: how many images there are; by default, those of the only view.
         """
 
     def reconstruct(self, model: nn.Module, update: Update, options: RunOptions) -> Reconstruction:
-        """From one update."""
+        """Reconstruct from one update."""
         problem = Problem.of(model, update, options.device)
         source = self.labels if options.labels is None else Known(options.labels)
         return self.explain([View(problem)], source, options)
 
     def searching(self, model: nn.Module, update: Update) -> Searching:
-        """This attack itself."""
+        """Return this attack itself."""
         return self
 
 
@@ -161,8 +162,8 @@ class View:
         problem: the update, prepared.
         members: [n] indices of the images, or ``None`` for all in order.
         labels: [n] labels of these images in this update, or ``None`` for those of the images.
-        weight: how much it counts beside other updates.
-        prefix: of the names of its trajectory's parameters.
+        weight: how much it counts relative to other updates.
+        prefix: the prefix of its trajectory's parameter names.
     """
 
     problem: Problem
@@ -172,7 +173,7 @@ class View:
     prefix: str = ""
 
     def share_of(self, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Its images, and their labels [n] or class probabilities [n, classes]."""
+        """Return its images, and their labels [n] or class probabilities [n, classes]."""
         x, y = values["images"], values["labels"]
         if y.is_floating_point():
             y = y.softmax(1)

@@ -1,4 +1,4 @@
-"""The worst case without a choice to make: try what fits the update, keep what explains it best."""
+"""Choose the attack automatically: try those that fit the update, keep what explains it best."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from leakmeter.execution import Progress
 from leakmeter.update import Update
 
 ENOUGH = 0.9999
-"""A replay score that no other attack can improve on visibly."""
+"""Replay score beyond which no other attack can improve visibly."""
 
 CLEARLY = 0.8
 """Scores are blurred by the unknown order of examples, and noise can raise them a little: a later
 candidate must leave less than this share of what an earlier one leaves (``docs/auto.md``)."""
 
 FEW = 4
-"""Examples that L-BFGS can tell apart."""
+"""The most examples that L-BFGS can tell apart."""
 
 DEEP = 8
-"""Layers from which on the gradient's sign is followed in small steps."""
+"""Number of layers from which the attack follows the gradient's sign in small steps."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Candidate:
     """An attack that may be tried.
 
     Attributes:
-        name: of the recipe.
-        attack: its parts.
+        name: the name of the recipe.
+        attack: the attack itself.
         when: which updates it is tried on.
         why: the reason, as part of a sentence.
-        least: iterations it must have had to be trusted: what smooths little explains an update
-            before its images are good.
+        least: iterations it must have run to be trusted: an attack that smooths little explains
+            an update before its images are good.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Candidate:
     least: int = field(default=0, repr=False)
 
     def fits(self, problem: Problem) -> bool:
-        """Whether it is worth a try."""
+        """Return whether the candidate is worth trying."""
         iterations = self.attack.iterations
         short = iterations is not None and iterations < self.least
         return not short and self.when(problem)
@@ -64,15 +64,15 @@ class Candidate:
 class Auto(Attack):
     """Runs the candidates that fit an update, strongest first, and keeps the best.
 
-    The best is the one with the highest :func:`~leakmeter.attacks.replay.replay_score`, in doubt
-    the stronger candidate: no truth is needed for it. Settings of the client that are not known are
-    inferred from rough reconstructions, each of which may use what followed from the one before.
+    The best is the one with the highest :func:`~leakmeter.attacks.replay.replay_score` or, in
+    doubt, the stronger candidate; no truth is needed. Unknown settings of the client are inferred
+    from rough reconstructions, each of which may use what followed from the one before.
 
     Attributes:
         candidates: what may be tried, in order.
-        rough: attacks on weights, the first of which needs to know nothing about the training.
-        seconds: time all of them may take together, about; each gets an equal share, and shortens
-            its schedule if need be.
+        rough: attacks on weights, the first of which needs no knowledge of the training.
+        seconds: approximate time that all of them may take together; each gets an equal share and
+            shortens its schedule if necessary.
     """
 
     candidates: tuple[Candidate, ...]
@@ -85,7 +85,7 @@ class Auto(Attack):
         require("seconds", self.seconds, above=0)
 
     def reconstruct(self, model: nn.Module, update: Update, options: RunOptions) -> Reconstruction:
-        """Try what fits."""
+        """Run the candidates that fit."""
         problem = Problem.of(model, update, options.device)
         tried = _Tried(model, options)
         notes = []
@@ -107,7 +107,7 @@ class Auto(Attack):
         return tried.result(notes)
 
     def _infer(self, tried: _Tried, update: Update) -> Inferred:
-        """What the protocol of ``update`` leaves open."""
+        """Infer what the protocol of ``update`` leaves open."""
         known = update
         for number, candidate in enumerate(self.rough):
             follow = _part(tried.options.on_progress, number, len(self.rough))
@@ -119,7 +119,7 @@ class Auto(Attack):
         return inferred
 
     def searching(self, model: nn.Module, update: Update) -> Searching:
-        """The first candidate that fits and can."""
+        """Return the first candidate that fits and can use several updates."""
         problem = Problem.of(model, update, None)
         for candidate in self.candidates:
             if candidate.fits(problem):
@@ -129,7 +129,7 @@ class Auto(Attack):
 
 
 def _part(on_progress: Progress | None, number: int, count: int) -> Progress | None:
-    """The same callback for one of ``count`` attacks, with the work of all in thousandths."""
+    """Wrap the callback for one of ``count`` attacks; the total work is in thousandths."""
     if on_progress is None:
         return None
 
@@ -151,7 +151,7 @@ class _Tried:
 
     @property
     def best(self) -> tuple[float, Candidate, Reconstruction]:
-        """The first, or a later one that leaves clearly less of the update unexplained."""
+        """Return the first, or a later one that leaves clearly less of the update unexplained."""
         best = self.found[0]
         for each in self.found[1:]:
             if 1 - each[0] < CLEARLY * (1 - best[0]):
@@ -161,7 +161,7 @@ class _Tried:
     def run(
         self, candidate: Candidate, update: Update, seconds: float, on_progress: Progress | None
     ) -> Reconstruction | None:
-        """The candidate's reconstruction."""
+        """Run the candidate and return its reconstruction."""
         attack, options = (
             candidate.attack.within(seconds=seconds),
             replace(self.options, on_progress=on_progress),
@@ -175,7 +175,7 @@ class _Tried:
             return None
 
     def score(self, candidate: Candidate, update: Update, found: Reconstruction) -> None:
-        """Add a reconstruction to what has been found; one that cannot be replayed scores 0."""
+        """Add a reconstruction to those found so far; one that cannot be replayed scores 0."""
         self.seconds += found.seconds
         if (done := len(found.history["match"])) < candidate.least:
             self.failures.append(f"{candidate.name}: {done} iterations are too few to judge it by")
@@ -188,7 +188,7 @@ class _Tried:
         self.found.append((score, candidate, found))
 
     def result(self, notes: list[str]) -> Reconstruction:
-        """The best, with the reasons and all the time that was spent."""
+        """Return the best reconstruction, with the reasons and the total time spent."""
         score, chosen, found = self.best
         others = [f"{c.name} {s:.3f}" for s, c, _ in self.found if c is not chosen]
         compared = f" (others: {', '.join(others)})" if others else ""
@@ -197,12 +197,12 @@ class _Tried:
 
 
 def many_steps(problem: Problem) -> bool:
-    """The client sent weights after more than one step of plain SGD."""
+    """Return whether the client sent weights, and not after a single step of plain SGD."""
     return not one_gradient(problem)
 
 
 def replayable(problem: Problem) -> bool:
-    """Of these steps everything is known that a replay needs."""
+    """Return whether there are many steps and everything a replay needs is known."""
     with contextlib.suppress(LeakmeterError):
         check_replay(problem)
         return many_steps(problem)
@@ -210,12 +210,12 @@ def replayable(problem: Problem) -> bool:
 
 
 def not_replayable(problem: Problem) -> bool:
-    """Something is missing, or a batch of the replay would be one that the network refuses."""
+    """Return whether a replay lacks a setting or would use a batch that the network refuses."""
     return many_steps(problem) and not replayable(problem)
 
 
 def one_gradient(problem: Problem) -> bool:
-    """What was sent is one gradient, or weights after one step of plain SGD."""
+    """Return whether one gradient was sent, or weights after one step of plain SGD."""
     protocol = problem.protocol
     if problem.after is None:
         return True
@@ -225,7 +225,7 @@ def one_gradient(problem: Problem) -> bool:
 
 
 def computable(problem: Problem) -> bool:
-    """It is of a single example, which a fully connected layer sees as it is."""
+    """Return whether there is one example, which a fully connected layer sees directly."""
     with contextlib.suppress(LeakmeterError):
         pixel_layer(problem)
         return problem.num_examples == 1
@@ -233,11 +233,11 @@ def computable(problem: Problem) -> bool:
 
 
 def smooth_gradient(problem: Problem) -> bool:
-    """One gradient of few examples and a network that has second derivatives everywhere."""
+    """Return whether it is one gradient of few examples and the network is smooth."""
     return one_gradient(problem) and problem.num_examples <= FEW and smooth(problem)
 
 
 def deep_gradient(problem: Problem) -> bool:
-    """One gradient of a network with many layers."""
+    """Return whether it is one gradient of a network with many layers."""
     layers = [tensor for tensor in problem.observed.values() if tensor.ndim > 1]
     return one_gradient(problem) and len(layers) > DEEP

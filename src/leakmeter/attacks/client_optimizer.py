@@ -12,7 +12,7 @@ from leakmeter.update import Protocol
 
 
 def fresh(protocol: Protocol, weights: State) -> list[State]:
-    """The optimizer's buffers before the first step."""
+    """Return the optimizer's buffers before the first step."""
     count = 2 if protocol.optimizer != "sgd" else int(protocol.momentum > 0)
     return [
         {name: torch.zeros_like(tensor) for name, tensor in weights.items()} for _ in range(count)
@@ -22,7 +22,7 @@ def fresh(protocol: Protocol, weights: State) -> list[State]:
 def step(
     protocol: Protocol, weights: State, gradient: State, buffers: list[State], number: int
 ) -> tuple[State, list[State]]:
-    """New weights and buffers.
+    """Return the new weights and buffers.
 
     ``gradient`` already contains coupled weight decay; ``number`` counts from 1.
     """
@@ -59,22 +59,22 @@ def _adam_step(
 
 
 def spread(protocol: Protocol, second: Tensor) -> Tensor:
-    """What Adam divides by, given its second moments without bias."""
+    """Return what Adam divides by, given its bias-corrected second moments."""
     # The square root has no slope at zero; the tiny number keeps its derivative finite.
     return (second + 1e-30).sqrt() + protocol.eps
 
 
 def mixing(protocol: Protocol, stretches: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-    """How gradients enter later steps: as if they were constant over stretches of steps.
+    """Return how gradients enter later steps, as if constant over stretches of steps.
 
     Args:
-        protocol: of the client.
-        stretches: (first, last + 1) of the steps of each of K stretches, in order, from 0.
+        protocol: the client's protocol.
+        stretches: (first step, last step + 1) of each of K stretches, in order, counted from 0.
 
     Returns:
-        Two [K, K], mean over the steps of stretch k: the weight of stretch j's gradient in what
-        moves the weights (the momentum, without bias for Adam), and of its square in Adam's second
-        moment (all zero for SGD).
+        Two [K, K] tensors of means over the steps of stretch k: the weight of stretch j's gradient
+        in what moves the weights (the momentum, bias-corrected for Adam), and of its square in
+        Adam's second moment (all zero for SGD).
     """
     adam = protocol.optimizer != "sgd"
     (b1, b2), keep = protocol.betas, protocol.momentum

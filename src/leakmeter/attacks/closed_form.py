@@ -1,4 +1,4 @@
-"""What needs no search: the input of a fully connected layer (IG, proposition 3.1)."""
+"""Compute the input of a fully connected layer without a search (IG, proposition 3.1)."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from leakmeter.update import Update
 class ClosedForm(Attack):
     """The image itself, if the network's first layer is fully connected and N = 1.
 
-    Gradients of such a layer are ``dL/dW = delta x^T`` and ``dL/db = delta``. With a bias x is
-    their quotient, after any number of steps of SGD, with or without momentum. Without one x is
-    known but for its length, which follows from what the layers above make of it: that takes one
+    Gradients of such a layer are ``dL/dW = delta x^T`` and ``dL/db = delta``. With a bias, x is
+    their quotient, after any number of steps of SGD, with or without momentum. Without one, x is
+    known up to its length, which follows from how the layers above respond to it; that takes one
     gradient or one local step.
     """
 
     needs: ClassVar[str] = "one gradient, or weights before and after SGD, of one example"
 
     def reconstruct(self, model: nn.Module, update: Update, options: RunOptions) -> Reconstruction:
-        """Compute the example. Nothing is random or compiled."""
+        """Compute the example; nothing is random or compiled."""
         began = time.perf_counter()
         # Double precision: the length of x is the root of a function that float32 blurs.
         problem = Problem.of(copy.deepcopy(model).double(), update, options.device)
@@ -57,7 +57,7 @@ class ClosedForm(Attack):
 
 
 def label(problem: Problem, told: Tensor | None) -> Tensor:
-    """The label of the only example, [1], as told or as read off the last layer."""
+    """Return the label of the only example, [1], as given or as read off the last layer."""
     if problem.num_examples != 1:
         raise LeakmeterError(
             f"the update has {problem.num_examples} examples, but the closed form is exact for one "
@@ -68,7 +68,7 @@ def label(problem: Problem, told: Tensor | None) -> Tensor:
 
 
 def pixel_layer(problem: Problem) -> str:
-    """The fully connected layer that sees the pixels themselves, one with a bias if there is."""
+    """Find a fully connected layer whose input is the pixels, preferably one with a bias."""
     generator = torch.Generator().manual_seed(0)
     probe = torch.rand((1, *problem.shape), generator=generator).to(problem.low)
     seen: dict[str, Tensor] = {}
@@ -96,7 +96,7 @@ def pixel_layer(problem: Problem) -> str:
 
 
 def layer_input(problem: Problem, layer: str, y: Tensor) -> Tensor:
-    """The input [width] of the fully connected layer named ``layer``, for the only example.
+    """Return the input [width] of the fully connected layer ``layer`` for the only example.
 
     Args:
         problem: an update of one example; with a later layer than the first, one gradient or one
@@ -122,11 +122,11 @@ def layer_input(problem: Problem, layer: str, y: Tensor) -> Tensor:
 
 
 def _without_bias(problem: Problem, layer: str, weight: str, y: Tensor) -> Tensor:
-    """Direction of x from the rank-one gradient, length from the layers above.
+    """Take the direction of x from the rank-one gradient, its length from the layers above.
 
     ``dL/dW = delta x^T`` with ``x = c v``, |v| = 1, so ``a = (dL/dW) v = c delta``; and delta is
     the derivative of the loss at the layer's output ``c W v + b``: one equation for c. The bias b
-    is known, for it did not move.
+    is known because it did not move.
     """
     if problem.after is not None and problem.protocol.steps(problem.num_examples) > 1:
         raise LeakmeterError(
@@ -143,7 +143,7 @@ def _without_bias(problem: Problem, layer: str, weight: str, y: Tensor) -> Tenso
         delta = _derivative_at(problem, layer, length * output + frozen, y)
         return float((length * delta - scaled).norm() / scaled.norm())
 
-    # Lengths of either sign over eight orders of magnitude around that of the image range.
+    # Lengths of either sign, over eight orders of magnitude around that of the image range.
     sizes = math.sqrt(len(direction)) * torch.logspace(-4, 4, 161).double()
     tried = [(residual(sign * size), sign, size) for size in sizes.tolist() for sign in (1, -1)]
     _, sign, size = min(tried)
@@ -158,7 +158,7 @@ def _without_bias(problem: Problem, layer: str, weight: str, y: Tensor) -> Tenso
 
 
 def _derivative_at(problem: Problem, layer: str, output: Tensor, y: Tensor) -> Tensor:
-    """dL/dz [width] where the layer's output z [width] is replaced by ``output``."""
+    """Return dL/dz [width] with the layer's output z [width] replaced by ``output``."""
     replaced = output[None].detach().requires_grad_()
 
     def replace(module: nn.Module, inputs: Any, original: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ def _derivative_at(problem: Problem, layer: str, output: Tensor, y: Tensor) -> T
 
     hook = problem.model.get_submodule(layer).register_forward_hook(replace)
     try:
-        # What comes below does not matter: its outcome is replaced.
+        # The layers below do not matter because their result is replaced.
         anything = problem.low.new_zeros((1, *problem.shape))
         loss = problem.loss(problem.before, anything, y)
         slope: Tensor = torch.autograd.grad(loss, replaced)[0]

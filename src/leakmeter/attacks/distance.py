@@ -1,4 +1,4 @@
-"""How far the predicted movement of the weights is from the observed one."""
+"""Distances between the predicted movement of the weights and the observed one."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Compare = Callable[[State], Tensor]
 
 
 class Distance(Protocol):
-    """Compares movements of the weights; all that does not change is prepared once."""
+    """Compares movements of the weights; whatever does not change is prepared once."""
 
     @property
     def sees_scale(self) -> bool:
-        """Whether length counts: then the client's step size and steps must be known."""
+        """Whether length matters; if so, the client's step size and steps must be known."""
         ...
 
     def against(self, problem: Problem) -> Compare:
-        """The comparison with what was observed."""
+        """Return the function that compares with what was observed."""
         ...
 
 
@@ -69,8 +69,8 @@ class Cosine:
 class Euclidean:
     """``sum a_l |p_l - o_l|^2`` over all tensors (DLG, equation 1).
 
-    Sees scale: weights that were sent back are first turned into the mean gradient of a local
-    step, for which the client's step size and number of steps must be known.
+    This depends on scale: returned weights are first turned into the mean gradient of a local
+    step, so the client's step size and number of steps must be known.
 
     Attributes:
         layers: the weights a_l; 1 by default.
@@ -99,8 +99,8 @@ class Euclidean:
 class GaussianKernel:
     """``sum Q_l (1 - exp(-(p - o)^2 / sigma_l^2))``, ``sigma_l^2 = Var(o_l)`` (SAPAG, equation 4).
 
-    Read element by element and summed: large gradients cannot drown the many small ones. The
-    other readings of the paper's norm fail on one of its two initializations.
+    The norm is taken element by element and summed, so that large gradients cannot drown out the
+    many small ones. Other readings of the paper's norm fail on one of its two initializations.
     """
 
     layers: LayerWeights | None = None
@@ -161,11 +161,11 @@ class Partial:
 
     @property
     def sees_scale(self) -> bool:
-        """As the inner distance."""
+        """The same as for the inner distance."""
         return self.distance.sees_scale
 
     def against(self, problem: Problem) -> Compare:
-        """The inner distance, with the rest of both sides set to zero."""
+        """Return the inner distance with the rest of both sides set to zero."""
         masks = {name: _largest(tensor, self.keep) for name, tensor in problem.observed.items()}
         kept = {name: tensor * masks[name] for name, tensor in problem.observed.items()}
         inner = self.distance.against(replace(problem, observed=kept))
@@ -173,12 +173,12 @@ class Partial:
 
 
 def as_sent(distance: Distance, problem: Problem) -> Compare:
-    """The comparison for an update that was not sent as it was learned.
+    """Return the comparison for an update that was encoded before it was sent.
 
-    The server decodes updates, so it knows how they were encoded: tensors that were falsified and
-    entries that were left out count on neither side. Rounding needs no such care. Its errors are
-    nearly random, and cosine averages them out: rounding the prediction as well, or forgiving
-    errors within half a step, lost 3 to 6 dB at 4 bits and as much at 1.
+    The server decodes updates, so it knows how they were encoded: falsified tensors and omitted
+    entries count on neither side. Rounding needs no such care. Its errors are nearly random, and
+    the cosine averages them out; rounding the prediction as well, or ignoring errors within half a
+    step, lost 3 to 6 dB at 4 bits and as much at 1.
     """
     protocol = problem.protocol
     honest = {n: t for n, t in problem.observed.items() if n not in protocol.distorted}
@@ -192,7 +192,7 @@ def as_sent(distance: Distance, problem: Problem) -> Compare:
 
 
 def _largest(tensor: Tensor, share: float) -> Tensor:
-    """1 for the largest ``share`` of entries by magnitude (at least one), else 0."""
+    """Return 1 for the largest ``share`` of entries by magnitude (at least one), else 0."""
     count = max(1, round(share * tensor.numel()))
     chosen = tensor.abs().flatten().topk(count).indices
     return torch.zeros_like(tensor).flatten().index_fill(0, chosen, 1.0).view_as(tensor)

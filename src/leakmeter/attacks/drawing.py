@@ -1,4 +1,4 @@
-"""Images beside one another as a matplotlib figure."""
+"""Draw images side by side as a matplotlib figure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from leakmeter.errors import LeakmeterError
 from leakmeter.pixels import as_images
 
 MOST = 16
-"""Images in a row."""
+"""The number of images in a row."""
 
 
 def drawn(found: Tensor, originals: object = None) -> Figure:
-    """Reconstructions [N, C, H, W], each below its original where ``originals`` are given."""
+    """Draw reconstructions [N, C, H, W], each below its original if ``originals`` are given."""
     rows = [("found", found)]
     if originals is not None:
         truth = as_images(originals).to(found)

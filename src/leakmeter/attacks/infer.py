@@ -1,8 +1,9 @@
-"""What the server was not told about the client's training, from the update itself.
+"""Infer from the update itself what the server was not told about the client's training.
 
-For a rough reconstruction every setting that may be is replayed; the one that explains the update
-best is taken. How far the client's weights moved tells the product of step size and number of
-steps. How it is made up of the two hardly changes the path, so it neither can be told nor matters.
+Every plausible setting is replayed on a rough reconstruction; the one that explains the update
+best is taken. How far the client's weights moved determines the product of step size and number
+of steps. The split between the two hardly changes the path, so it cannot be inferred and does not
+matter.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from leakmeter.state import State, norm
 from leakmeter.update import Protocol, Update
 
 FIELDS = ("optimizer", "epochs", "batch_size", "lr")
-"""What can be inferred."""
+"""Settings that can be inferred."""
 
 SURE = 0.03
-"""By how much a value must explain more than all others to count as sure."""
+"""Margin by which a value must explain more than all others to count as sure."""
 
 EXPLAINED = 0.3
 """Share of the update that must be explained for anything to be sure."""
@@ -40,7 +41,7 @@ Over five networks and three protocols each, SGD had .11 to .53, Adam .54 to 1, 
 """
 
 _FITS = 4
-"""Replays to find a step size: each brings the length of the movement closer."""
+"""Number of replays to find a step size; each brings the length of the movement closer."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,9 @@ class Inferred:
     Attributes:
         protocol: what was known, with the unknown fields filled in.
         explained: ``1 - |u' - u| / |u|`` of the replay with these settings.
-        margins: for every field that was unknown, by how much less the best other value explains;
-            infinite where no other was in question.
-        fitted: whether the step size was unknown: it is fitted to the rest.
+        margins: for every unknown field, how much less the next best value explains; infinite
+            where there was no other candidate.
+        fitted: whether the step size was unknown and was fitted to the rest.
     """
 
     protocol: Protocol
@@ -62,7 +63,7 @@ class Inferred:
 
     @property
     def words(self) -> str:
-        """What was inferred, and how sure, in a line."""
+        """What was inferred, and how certain it is, in one line."""
         parts = []
         for field, margin in self.margins.items():
             clear = margin == math.inf or (margin > SURE and self.explained > EXPLAINED)
@@ -74,7 +75,7 @@ class Inferred:
 
 
 def unknown_fields(protocol: Protocol) -> list[str]:
-    """Which of the settings that a replay needs are not known."""
+    """Return the settings that a replay needs but that are not known."""
     return [field for field in FIELDS if getattr(protocol, field) is None]
 
 
@@ -111,7 +112,7 @@ def infer(
 
 
 def _candidates(problem: Problem) -> Iterator[Protocol]:
-    """Known settings, and for each unknown one a few that are usual; no step size if unknown."""
+    """Yield the known settings with common values for each unknown one, except the step size."""
     told, count = problem.protocol, problem.num_examples
     usual = [1, 2, 5, 10, 20, 50] if told.lr is not None else [1, 5, 20]
     sizes = sorted({size for size in (10, 32, count) if size <= count} | {count // 2 or 1})
@@ -128,7 +129,7 @@ def _candidates(problem: Problem) -> Iterator[Protocol]:
 
 
 def _optimizers(observed: State) -> list[str]:
-    """Adam moves all weights about equally far, SGD some of them much further than others."""
+    """Guess the optimizer: Adam moves all weights about equally far, SGD does not."""
     pieces = [tensor[tensor != 0].double().abs() for tensor in observed.values()]
     pieces = [piece for piece in pieces if len(piece) > 1]
     evenness = [len(piece) * piece.mean() ** 2 / piece.square().mean() for piece in pieces]
@@ -139,7 +140,7 @@ def _optimizers(observed: State) -> list[str]:
 
 
 def _fit(problem: Problem, candidate: Protocol, x: Tensor, y: Tensor) -> tuple[float, Protocol]:
-    """How much a candidate explains; where its step size is unknown, with one that fits."""
+    """Return how much a candidate explains, fitting its step size if that is unknown."""
     if candidate.lr is not None:
         return _explained(problem, candidate, x, y)[0], candidate
     lr = 1e-3
@@ -154,7 +155,7 @@ def _fit(problem: Problem, candidate: Protocol, x: Tensor, y: Tensor) -> tuple[f
 
 
 def _explained(problem: Problem, protocol: Protocol, x: Tensor, y: Tensor) -> tuple[float, float]:
-    """``1 - |u' - u| / |u|`` of a replay, and ``|u'| / |u|``."""
+    """Return ``1 - |u' - u| / |u|`` of a replay, and ``|u'| / |u|``."""
     moved = replay(replace(problem, protocol=protocol), x, y).moved
     gap = {name: tensor - problem.observed[name] for name, tensor in moved.items()}
     unit = norm(problem.observed).item()

@@ -1,4 +1,4 @@
-"""Several updates of the same client: find out which images they share, and use all of them.
+"""Use several updates of the same client: find the images that they share.
 
 AGIC (Xu et al. 2022), section IV-B: reconstruct every update alone, pair the images across
 epochs, then reconstruct once more with one image per pair.
@@ -25,12 +25,12 @@ from leakmeter.update import Update
 
 @dataclass(frozen=True, eq=False)
 class JointReconstruction:
-    """What several updates of one client give away together.
+    """What several updates of one client reveal together.
 
     Attributes:
         found: the images in the order of the first epoch.
-        alone: what each update gave away by itself, by epoch.
-        pairs: for each later epoch, [M]: image i of the first epoch is its image ``pairs[i]``.
+        alone: what each update revealed by itself, by epoch.
+        pairs: for each later epoch, [M]; image i of the first epoch is its image ``pairs[i]``.
     """
 
     found: Reconstruction
@@ -56,13 +56,13 @@ def reconstruct(
         attack: the recipe, such as ``papers.agic()``.
         model: the architecture.
         epochs: the updates of each epoch or round; all epochs cover the same M images.
-        labels: those the attacker is assumed to know, by epoch and update, else recovered.
-        rehearsal: iterations of the reconstruction of each update alone, at most the attack's own.
-        pool: side of the averaging before images are compared.
+        labels: labels the attacker is assumed to know, by epoch and update; else recovered.
+        rehearsal: iterations for reconstructing each update alone, at most the attack's own.
+        pool: side of the averaging window applied before images are compared.
         by_label: pair only images of updates with a label in common.
-        later: how much updates of later epochs count beside those of the first. AGIC says 0.1
+        later: weight of updates of later epochs relative to those of the first. AGIC uses 0.1
             (section V-A), with which they hardly help (docs/reproduction.md).
-        options: of every run; the labels of one are not used.
+        options: options of every run; their labels are not used.
     """
     require("later", later, above=0)
     options = options or RunOptions()
@@ -109,12 +109,12 @@ def match(
     pool: int = 2,
     by_label: bool = True,
 ) -> Tensor:
-    """Which image of ``second`` each image of ``first`` is, [M]: greedy from the most alike.
+    """Match each image of ``first`` to one of ``second``, [M], greedily from the most alike.
 
     Args:
         first: reconstructions of one epoch's updates, M images in all.
         second: those of another epoch.
-        pool: side of the averaging that evens out noise; 1 for none.
+        pool: side of the averaging window that smooths out noise; 1 for none.
         by_label: admit only pairs of updates with a label in common, as long as there are any.
     """
     ours, theirs = (
@@ -170,10 +170,10 @@ def _views(
     later: float,
     device: torch.device | str | None,
 ) -> list[View]:
-    """Every update with the indices of its images among those of the first epoch."""
+    """Return every update with the indices of its images among those of the first epoch."""
     views = []
     for number, (epoch, found) in enumerate(zip(epochs, alone, strict=True)):
-        # Where the images of this epoch stand in the first one.
+        # Positions of this epoch's images in the first epoch.
         place = pairs[number - 1].argsort() if number else torch.arange(len(pairs[0]))
         sizes = [update.num_examples for update in epoch]
         for position, members in enumerate(place.split(sizes)):

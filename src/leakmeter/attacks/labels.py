@@ -1,4 +1,4 @@
-"""Where the labels come from: told, learned, or read out of the last layer of the update.
+"""Where the labels come from: given, learned, or read from the last layer of the update.
 
 With mean predictions p, the gradient of the last layer's bias is ``b_i = p_i - n_i / N`` for class
 i, and row i of its weight's gradient is the same sum with each example weighted by its embedding
@@ -20,20 +20,20 @@ from leakmeter.attacks.solver import Variable
 from leakmeter.errors import LeakmeterError
 
 COARSE = 4
-"""Bits up to which rounding hides small differences between classes."""
+"""Number of bits up to which rounding hides small differences between classes."""
 
 TINY = 1e-12
 """Divisors stay this far from zero."""
 
 
 class Labels:
-    """Gives the labels that the attack works with."""
+    """Base of the sources of labels that the attack works with."""
 
     def variable(self, problem: Problem, generator: torch.Generator) -> Variable:
-        """Labels [N] as a constant, or logits [N, classes, ...] to be learned.
+        """Return labels [N] as a constant, or logits [N, classes, ...] to be learned.
 
-        Recovered labels come in random order, for the client's own is unknown: sorted ones would
-        give a simulated batch examples of one class.
+        Recovered labels come in random order because the client's own order is unknown; sorted
+        labels would fill a simulated batch with examples of one class.
         """
         if problem.output_shape[1:]:
             raise LeakmeterError(
@@ -45,7 +45,7 @@ class Labels:
         return Variable(labels[order.to(labels.device)])
 
     def recover(self, problem: Problem) -> Tensor:
-        """Labels [N] in ascending order, repeats included."""
+        """Recover the labels [N] in ascending order, repeats included."""
         raise NotImplementedError
 
 
@@ -74,7 +74,7 @@ class Joint(Labels):
     """Soft labels learned together with the images (DLG): logits that start as N(0, 1).
 
     Attributes:
-        lr: step size of the logits; L-BFGS has one for all.
+        lr: step size of the logits; L-BFGS uses one for all variables.
     """
 
     lr: float = 0.1
@@ -103,7 +103,7 @@ class Single(Labels):
 class RowMinima(Labels):
     """Distinct labels: the N rows of the weight's gradient that reach lowest (Yin et al. 2021).
 
-    Cannot see repeats. With more examples than classes it names every class about equally often.
+    It cannot see repeats. With more examples than classes, it names each class about equally often.
     """
 
     def recover(self, problem: Problem) -> Tensor:
@@ -118,13 +118,13 @@ class RowMinima(Labels):
 class SignCounts(Labels):
     """Every class with a negative gradient once, then the most negative again and again.
 
-    Each example is taken to lower its class by the same amount, the sum of all negative entries
+    Each example is assumed to lower its class by the same amount, the sum of all negative entries
     over N times ``1 + 1 / classes``; whichever class is still lowest gets the next label (LLG,
     Wainakh et al. 2022).
     """
 
     def recover(self, problem: Problem) -> Tensor:
-        """Greedy counts."""
+        """Count greedily."""
         total = problem.num_examples
         left = _signal(problem, last_layer(problem)).clone()
         impact = left.clamp_max(0).sum() / total * (1 + 1 / problem.classes)
@@ -146,7 +146,7 @@ class EmbeddingCounts(Labels):
     """
 
     def recover(self, problem: Problem) -> Tensor:
-        """Non-negative least squares, rounded to whole counts."""
+        """Solve non-negative least squares and round to whole counts."""
         layer = last_layer(problem)
         if layer.bias is None or problem.step_scale() is None:
             raise LeakmeterError(
@@ -171,7 +171,7 @@ class InterpolatedCounts(Labels):
     """
 
     def recover(self, problem: Problem) -> Tensor:
-        """Counts from both ends."""
+        """Interpolate the counts between both ends."""
         layer = last_layer(problem)
         prediction, size = _answer_to_noise(problem, layer)
         share = prediction - problem.mean_gradient()[layer.weight].sum(1) / size
@@ -180,26 +180,27 @@ class InterpolatedCounts(Labels):
 
 @dataclass(frozen=True)
 class Counts(Labels):
-    """:class:`EmbeddingCounts` for any update: its equations, and what else must hold.
+    """:class:`EmbeddingCounts` for any update: its equations plus further constraints.
 
     - A class with a negative gradient is visible: it has at least one example.
     - Counts are scaled to sum to N. So the step size need not be known, and predictions may move
       unevenly over the steps.
-    - A class with fewer examples than are predicted to be of it is hidden. That is likely where
+    - A class with fewer examples than the network predicts is hidden. That is likely where
       visible classes are more than one in ``few`` of all classes or of N, whichever is less.
-      Hidden classes join with the mean embedding; the gradient's scale tells their share.
+      Hidden classes are included with the mean embedding; the gradient's scale gives their share.
     - If then N is at least the number of classes, nearly balanced examples leave little in the
-      gradient but noise of the embeddings: the less its negative part sums to, the more the
-      network's answer to noise stands for p.
-    - Without a bias, row sums of the weight's gradient over the sum of an embedding stand in. That
-      sum is measured on noise, times the one of ``factors`` that explains the gradient best.
+      gradient but noise of the embeddings: the smaller its negative part, the more the network's
+      response to noise is used for p.
+    - Without a bias, the row sums of the weight's gradient over the sum of an embedding are used
+      instead. That sum is measured on noise and multiplied by whichever of ``factors`` explains the
+      gradient best.
     """
 
     few: float = 4.0
     factors: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0)
 
     def recover(self, problem: Problem) -> Tensor:
-        """Counts from the best explanation."""
+        """Take the counts from the best explanation."""
         layer = last_layer(problem)
         scale = problem.step_scale() or 1.0
         rows = problem.observed[layer.weight] / scale
@@ -215,7 +216,7 @@ class Counts(Labels):
     def _fit(
         self, problem: Problem, layer: LastLayer, rows: Tensor, signal: Tensor
     ) -> tuple[Tensor, Tensor, float]:
-        """Expected counts [classes], classes that are certainly present [classes], misfit."""
+        """Return expected counts [classes], classes certainly present [classes], and misfit."""
         total = problem.num_examples
         known = problem.step_scale() is not None
         smoothing = problem.protocol.label_smoothing / problem.classes if known else 0.0
@@ -240,30 +241,30 @@ class Counts(Labels):
 
 @dataclass(frozen=True)
 class Automatic(Labels):
-    """The method that finds most on average for an update of its kind: the default.
+    """The default: the method that finds the most labels on average for this kind of update.
 
-    ``benchmarks/labels.py`` compares them; skewed clients of a network with few classes are where
-    another can be better, which the update does not show.
+    ``benchmarks/labels.py`` compares the methods. For skewed clients of a network with few classes
+    another method can be better, but the update does not show that.
 
     - One example: :class:`Single`, exact.
     - At least as many examples as classes, no bias, known step size: :class:`InterpolatedCounts`,
       which sees classes whose share is below their mean prediction.
-    - Else: :class:`Counts`, which itself goes by bias, step size, and examples per class.
+    - Else: :class:`Counts`, which itself considers bias, step size, and examples per class.
 
-    A bias of which entries were left out, or rounded coarsely while there are at least as many
-    examples as classes, is ignored: sums over the many weights of a row suffer less. Where the
-    last layer was not sent at all, labels are learned together with the images (:class:`Joint`).
+    A bias is ignored if some of its entries were left out, or if it was rounded coarsely and there
+    are at least as many examples as classes: sums over the many weights of a row suffer less. If
+    the last layer was not sent at all, labels are learned along with the images (:class:`Joint`).
     """
 
     def variable(self, problem: Problem, generator: torch.Generator) -> Variable:
-        """Labels that were read off, or logits to be learned where there is nothing to read."""
+        """Return labels that were read off, or logits to be learned if there is nothing to read."""
         try:
             return super().variable(problem, generator)
         except NotSentError:
             return Joint().variable(problem, generator)
 
     def recover(self, problem: Problem) -> Tensor:
-        """Labels by the method that the update calls for."""
+        """Recover the labels by the method that suits the update."""
         if problem.num_examples == 1:
             return Single().recover(problem)
         crowded = problem.num_examples >= problem.classes
@@ -289,7 +290,7 @@ class LastLayer(NamedTuple):
 
 
 def last_layer(problem: Problem) -> LastLayer:
-    """The fully connected layer whose output is the logits, else the last one of that width."""
+    """Find the fully connected layer that outputs the logits, else the last one of that width."""
     outputs: dict[str, Tensor] = {}
 
     def note(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
@@ -321,20 +322,20 @@ def last_layer(problem: Problem) -> LastLayer:
 
 
 def _visible(signal: Tensor) -> Tensor:
-    """Where ``signal`` is negative by more than rounding, or at least smallest."""
+    """Return where ``signal`` is negative by more than rounding error, or is the smallest."""
     rounding = 1e-4 * signal.abs().max()
     return (signal < -rounding) | (signal == signal.min())
 
 
 def _signal(problem: Problem, layer: LastLayer) -> Tensor:
-    """The observed bias gradient [classes], or the row sums of the weight's where there is none."""
+    """Return the observed bias gradient [classes], or the weight's row sums if there is none."""
     if layer.bias is None:
         return problem.observed[layer.weight].sum(1)
     return problem.observed[layer.bias]
 
 
 def _answer_to_noise(problem: Problem, layer: LastLayer) -> tuple[Tensor, Tensor]:
-    """Mean softmax [classes] on white noise and mean sum of an embedding, over the known ends."""
+    """Return the mean softmax [classes] on noise and mean embedding sum, over the known ends."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn((64, *problem.shape), generator=generator).to(problem.low)
     embeddings: list[Tensor] = []
@@ -344,12 +345,12 @@ def _answer_to_noise(problem: Problem, layer: LastLayer) -> tuple[Tensor, Tensor
         answers = [problem.logits(end, noise).softmax(1).mean(0) for end in problem.ends()]
     hook.remove()
     size = torch.stack([inputs.sum(1).mean() for inputs in embeddings]).mean()
-    # Noise may leave every unit silent; then any size is as good as another.
+    # Noise may activate no unit at all; then any size is as good as another.
     return torch.stack(answers).mean(0), torch.where(size == 0, 1.0, size)
 
 
 def _columns(problem: Problem, layer: LastLayer, embeddings: Tensor, classes: Tensor) -> Tensor:
-    """What an example of each of ``classes`` adds to N b: prediction minus target, [all, K]."""
+    """Return what an example of each class adds to N b: prediction minus target, [all, K]."""
     answers = []
     for end in problem.ends():
         logits = embeddings @ end[layer.weight].T
@@ -365,7 +366,7 @@ def _columns(problem: Problem, layer: LastLayer, embeddings: Tensor, classes: Te
 def _explain(
     signal: Tensor, columns: Tensor, classes: Tensor, total: int, *, sums_to_total: bool
 ) -> tuple[Tensor, float]:
-    """Non-negative counts [all classes] that explain ``signal`` best, and the relative misfit."""
+    """Return non-negative counts [all classes] that best explain ``signal``, and their misfit."""
     wanted = signal * total
     if sums_to_total:
         columns = torch.cat([columns, columns.new_ones((1, len(classes)))])
@@ -377,9 +378,9 @@ def _explain(
 
 
 def _round_to_counts(expected: Tensor, total: int, present: Tensor | None = None) -> Tensor:
-    """Whole counts that sum to ``total``, by largest remainder, as a list of labels [total].
+    """Round to whole counts that sum to ``total``, by largest remainder, as labels [total].
 
-    Each class that is ``present`` [classes] gets at least one, unless they are too many.
+    Each class that is ``present`` [classes] gets at least one, unless there are too many.
     """
     expected = expected.double().clamp(0, total)
     expected = expected * (total / expected.sum().clamp_min(TINY))

@@ -15,10 +15,10 @@ from leakmeter.errors import require
 
 
 class LayerWeights(Protocol):
-    """Gives every trainable parameter a factor."""
+    """Assigns a factor to every trainable parameter."""
 
     def of(self, problem: Problem) -> dict[str, float]:
-        """Factors by parameter name."""
+        """Return the factors by parameter name."""
         ...
 
 
@@ -26,11 +26,11 @@ class LayerWeights(Protocol):
 class Falling:
     """``(L - l) / L`` for layer l = 0 .. L-1: SAPAG's factor Q, which falls with depth.
 
-    The paper says that it falls, not how; this is the simplest.
+    The paper says that it falls but not how; this is the simplest choice.
     """
 
     def of(self, problem: Problem) -> dict[str, float]:
-        """From 1 for the first layer to 1/L for the last."""
+        """Return factors from 1 for the first layer to 1/L for the last."""
         depth = _depths(problem.observed)
         layers = max(depth.values()) + 1
         return {name: (layers - level) / layers for name, level in depth.items()}
@@ -41,7 +41,7 @@ class Exponential:
     """``exp(-l)`` for layer l, 0 for the first; kernel and bias share it (DLFA)."""
 
     def of(self, problem: Problem) -> dict[str, float]:
-        """From 1 for the first layer down."""
+        """Return factors that fall from 1 for the first layer."""
         levels = torch.tensor(list(_depths(problem.observed).values()), dtype=torch.float64)
         return dict(zip(problem.observed, (-levels).exp().tolist(), strict=True))
 
@@ -65,7 +65,7 @@ class ReluLinear:
         require("beta", self.beta, above=0)
 
     def of(self, problem: Problem) -> dict[str, float]:
-        """Weights from a trace of the user's model."""
+        """Compute the weights from a trace of the user's model."""
         trace = convolutions(problem)
         last = max(len(trace) - 1, 1)
         linear = {name: 1 + (self.beta - 1) * i / last for i, name in enumerate(trace)}
@@ -81,17 +81,17 @@ class ReluLinear:
 
 @dataclass
 class Convolution:
-    """What follows a convolution: the parameters of its normalization, and whether a ReLU."""
+    """The parameters of the normalization after a convolution, and whether a ReLU follows."""
 
     norms: list[str]
     relu: bool = False
 
 
 def convolutions(problem: Problem) -> dict[str, Convolution]:
-    """The network's convolutions by the name of their kernel, in the order they are applied.
+    """Return the network's convolutions by kernel name, in the order they are applied.
 
     Found by running the model once and following each output through normalization and residual
-    sums to a ReLU, be it a module or a function.
+    sums to a ReLU, whether that is a module or a function.
     """
     trace = _Trace(problem)
     with trace, torch.no_grad():
@@ -107,7 +107,7 @@ _KINKED = _RELUS | {"max_pool2d", "adaptive_max_pool2d", "maximum", "amax", "cla
 
 
 def smooth(problem: Problem) -> bool:
-    """Whether the network has second derivatives everywhere: no ReLU and no maximum."""
+    """Return whether the network has second derivatives everywhere: no ReLU and no maximum."""
     calls = _Calls()
     with calls, torch.no_grad():
         problem.logits(problem.before, problem.low.new_zeros((2, *problem.shape)))
@@ -115,7 +115,7 @@ def smooth(problem: Problem) -> bool:
 
 
 class _Calls(TorchFunctionMode):
-    """Notes the names of all functions that are called."""
+    """Records the names of all functions that are called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class _Calls(TorchFunctionMode):
 
 
 class _Trace(TorchFunctionMode):
-    """Notes convolutions, and which of them each tensor still carries on its way to a ReLU."""
+    """Records convolutions, and which of them each tensor still carries on its way to a ReLU."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class _Trace(TorchFunctionMode):
         elif name in _RELUS:
             for kernel in carried:
                 self.found[kernel].relu = True
-            self.carried.pop(id(output), None)  # in place: it carries nothing any more
+            self.carried.pop(id(output), None)  # in place: it carries nothing anymore
         elif name in _PASSING:
             for kernel in carried:
                 self.found[kernel].norms += parameters
@@ -168,12 +168,12 @@ class _Trace(TorchFunctionMode):
 
 
 def _owns(kernel: str, convolution: Convolution, name: str) -> bool:
-    """Whether ``name`` is the kernel, its bias, or a parameter of the norm behind it."""
+    """Return whether ``name`` is the kernel, its bias, or a parameter of the norm after it."""
     return name in (*_layer(kernel), *convolution.norms)
 
 
 def _layer(kernel: str) -> tuple[str, str]:
-    """Names of a convolution's kernel and bias."""
+    """Return the names of a convolution's kernel and bias."""
     return kernel, kernel.removesuffix("weight") + "bias"
 
 
@@ -183,7 +183,7 @@ def _share_of_zeros(problem: Problem, kernel: str) -> float:
 
 
 def _depths(names: Iterable[str]) -> dict[str, int]:
-    """The layer of every parameter, counted from 0; those of one module share it."""
+    """Return the layer of every parameter, counted from 0; a module's parameters share one."""
     depth: dict[str, int] = {}
     layers: dict[str, int] = {}
     for name in names:

@@ -14,10 +14,10 @@ from leakmeter.state import State
 
 @dataclass(frozen=True, kw_only=True)
 class LBFGS(Solver):
-    """Limited-memory BFGS without a line search, step for step that of ``torch.optim``.
+    """Limited-memory BFGS without a line search, matching ``torch.optim`` step for step.
 
     All variables move together. An iteration is ``inner`` evaluations, after which variables are
-    projected. Without a line search a run may diverge: its answer is the best point it has seen.
+    projected. Without a line search a run may diverge, so its answer is the best point seen.
 
     Attributes:
         inner: evaluations of the objective per iteration.
@@ -29,7 +29,7 @@ class LBFGS(Solver):
     memory: int = 100
 
     def start(self, values: State) -> State:
-        """An empty memory."""
+        """Start with an empty memory."""
         flat = _flat(values, values)
         empty = flat.new_zeros((0, len(flat)))
         return {
@@ -46,11 +46,11 @@ class LBFGS(Solver):
         }
 
     def finished(self, state: State) -> bool:
-        """Whether the gradient vanished or no direction descends."""
+        """Return whether the gradient vanished or no direction descends."""
         return bool(state["finished"])
 
     def answer(self, values: State, state: State) -> State:
-        """The best admissible point seen; the last one has not even been evaluated."""
+        """Return the best admissible point seen; the last one has not been evaluated."""
         return _shaped(state["best"], values)
 
     def step(
@@ -61,7 +61,7 @@ class LBFGS(Solver):
         state: State,
         clock: Clock,
     ) -> tuple[State, State, Tensor]:
-        """``inner`` evaluations, each followed by a step."""
+        """Make ``inner`` evaluations, each followed by a step."""
         first_losses: Tensor | None = None
         for _ in range(self.inner):
             gradients, pair = differentiate(values)
@@ -88,7 +88,7 @@ class LBFGS(Solver):
         return projected, state, first_losses
 
     def _remember(self, point: Tensor, gradient: Tensor, state: State) -> State:
-        """Add the way from the last point and the change of the gradient to the memory."""
+        """Add the step from the last point and the change of the gradient to the memory."""
         state = dict(state)
         if state["begun"]:
             change, step = gradient - state["gradient"], point - state["point"]
@@ -98,7 +98,7 @@ class LBFGS(Solver):
                 state["changes"] = torch.cat([state["changes"], change[None]])[-self.memory :]
                 state["curvature"] = bend / (change @ change)
         else:
-            # torch's thresholds are absolute, but a confident network's gradient is tiny at once.
+            # torch's thresholds are absolute, but a confident network's gradient starts out tiny.
             state["unit"] = gradient.abs().max().clamp_max(1)
         state["point"], state["gradient"] = point, gradient
         moving = gradient.abs().max() > 1e-7 * state["unit"]  # false also when not a number
@@ -106,7 +106,7 @@ class LBFGS(Solver):
         return state
 
     def _direction(self, state: State) -> Tensor:
-        """Minus the inverse Hessian of the memory times the gradient (two-loop recursion)."""
+        """Return minus the memory's inverse Hessian times the gradient (two-loop recursion)."""
         steps, changes = state["steps"], state["changes"]
         weights = 1 / (steps * changes).sum(1)
         direction = -state["gradient"]
@@ -137,5 +137,5 @@ def _shaped(flat: Tensor, like: State) -> State:
 
 
 def _admissible(values: State, learned: Mapping[str, Variable]) -> bool:
-    """Whether projection would leave all values as they are."""
+    """Return whether projection would leave all values unchanged."""
     return all(torch.equal(v.project(values[name]), values[name]) for name, v in learned.items())

@@ -1,4 +1,4 @@
-"""Attacks that are a choice of parts, and their repetition from several starts."""
+"""Attacks composed of parts, and their repetition from several starts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Emphasis:
 
     Attributes:
         first: the factor at the beginning.
-        last: the factor once ``until`` of all iterations are done, and from then on.
+        last: the factor from the point on where ``until`` of all iterations are done.
     """
 
     first: float
@@ -53,7 +53,7 @@ class Emphasis:
         require("until", self.until, above=0, most=1)
 
     def __call__(self, share: Tensor) -> Tensor:
-        """The factor after ``share`` of all iterations."""
+        """Return the factor after ``share`` of all iterations."""
         ratio = torch.tensor(self.last / self.first, device=share.device)
         return self.first * ratio ** (share / self.until).clamp_max(1)
 
@@ -68,10 +68,11 @@ class MatchedAttack(Searching):
         priors: what is known about images.
         solver: how the objective is minimized.
         labels: where labels come from unless they are given to :meth:`run`.
-        start: how images begin.
+        start: how images are initialized.
         emphasis: schedule of a factor on the distance.
-        relu_curvature: strength of :class:`~leakmeter.attacks.relu_curvature.ReluCurvature`; none
-            for weights of a client with Adam, where it costs 5 dB and more (docs/retrace.md).
+        relu_curvature: strength of :class:`~leakmeter.attacks.relu_curvature.ReluCurvature`. It is
+            not used on weights that a client trained with Adam, where it costs 5 dB and more
+            (docs/retrace.md).
     """
 
     trajectory: Trajectory
@@ -103,11 +104,11 @@ class MatchedAttack(Searching):
 
     @property
     def iterations(self) -> int:
-        """How many it takes at most."""
+        """The largest number of iterations."""
         return self.solver.iterations
 
     def within(self, *, iterations: int | None = None, seconds: float | None = None) -> Self:
-        """The same with at most so many iterations and seconds."""
+        """Return this attack limited to the given iterations and seconds."""
         fewer = self.iterations if iterations is None else min(iterations, self.iterations)
         time = self.solver.seconds if seconds is None else seconds
         return replace(self, solver=replace(self.solver, iterations=fewer, seconds=time))
@@ -115,7 +116,7 @@ class MatchedAttack(Searching):
     def explain(
         self, views: Sequence[View], source: Labels, options: RunOptions, count: int | None = None
     ) -> Reconstruction:
-        """Search once."""
+        """Run a single search."""
         whole = views[0].problem
         if count is not None:
             whole = replace(whole, num_examples=count)
@@ -149,7 +150,7 @@ class MatchedAttack(Searching):
     def _variables(
         self, views: Sequence[View], problem: Problem, source: Labels, seed: int
     ) -> dict[str, Variable]:
-        """Images, labels and the trajectories' own, at their start."""
+        """Return the images, labels and the trajectories' own variables at their start."""
         generator = torch.Generator().manual_seed(seed)
         shape = (problem.num_examples * self.trajectory.copies(problem), *problem.shape)
         if self.start == "noise":
@@ -201,11 +202,11 @@ class MatchedAttack(Searching):
         return objective
 
     def _felt(self, problem: Problem) -> Problem:
-        """The same to be differentiated, with units that switch."""
+        """Return the problem used for gradients, in which ReLU units have curvature."""
         return problem if problem.adaptive else replace(problem, relu_curvature=self.relu_curvature)
 
     def _during(self, phases: tuple[str, ...], views: int) -> list[Trajectory]:
-        """What predicts each view now."""
+        """Return the trajectory that currently predicts each view."""
         if not phases:
             return [self.trajectory] * views
         return [self.trajectory.during(phase) for phase in phases]
@@ -232,7 +233,7 @@ class MatchedAttack(Searching):
 
 
 SOLVED = 1e-4
-"""Once a start has brought the match below this share of where it began, no other follows."""
+"""No further start follows one that brought the match below this share of its initial value."""
 
 
 @dataclass(frozen=True)
@@ -240,8 +241,8 @@ class Repeat(Searching):
     """An attack from several random starts, of which the best match is kept.
 
     Attributes:
-        attack: what is repeated.
-        times: how often.
+        attack: the attack to repeat.
+        times: how often to repeat it.
     """
 
     attack: MatchedAttack
@@ -252,33 +253,33 @@ class Repeat(Searching):
 
     @property
     def needs(self) -> str:
-        """As for the attack."""
+        """The same as for the attack."""
         return self.attack.needs
 
     @property
     def trajectory(self) -> Trajectory:  # type: ignore[override]
-        """Of the attack."""
+        """The attack's trajectory."""
         return self.attack.trajectory
 
     @property
     def labels(self) -> Labels:  # type: ignore[override]
-        """Of the attack."""
+        """The attack's labels."""
         return self.attack.labels
 
     @property
     def iterations(self) -> int:
-        """Of each start."""
+        """The largest number of iterations of each start."""
         return self.attack.iterations
 
     def within(self, *, iterations: int | None = None, seconds: float | None = None) -> Self:
-        """The seconds are those of all starts together."""
+        """Return this attack with limits; the seconds are those of all starts together."""
         each = None if seconds is None else seconds / self.times
         return replace(self, attack=self.attack.within(iterations=iterations, seconds=each))
 
     def explain(
         self, views: Sequence[View], source: Labels, options: RunOptions, count: int | None = None
     ) -> Reconstruction:
-        """Search until one start has solved it, or all have been tried."""
+        """Search until one start has solved the problem or all have been tried."""
         found: list[Reconstruction] = []
         for start in range(self.times):
 
@@ -302,7 +303,7 @@ class Repeat(Searching):
 
 
 def _shifted(on_progress: Progress | None, restart: int, restarts: int) -> Progress | None:
-    """The same callback, with the work of all restarts as its total."""
+    """Wrap the callback so that its total is the work of all restarts."""
     if on_progress is None or restarts == 1:
         return on_progress
     return lambda done, total, match: on_progress(restart * total + done, restarts * total, match)

@@ -118,8 +118,8 @@ def sapag(iterations: int = 500, *, start: Beginning = "noise", restarts: int = 
     """SAPAG (Wang et al. 2020), section VI, with L-BFGS as on LeNet-5: for smooth, shallow nets.
 
     Like DLG's, its runs may end far from a solution: the best of several is kept. The paper
-    normalizes images to [0, 1] after every step; here they are clipped, which leaves those alone
-    that are in range.
+    normalizes images to [0, 1] after every step; here they are clipped, which leaves images that
+    are in range unchanged.
     """
     attack = MatchedAttack(
         trajectory=Start(),
@@ -197,7 +197,7 @@ def sme(
     """Surrogate Model Extension (Zhu et al. 2023), algorithm 1 and appendix D.
 
     A vision transformer is attacked with ``lr=0.1, decay=False`` (SME's public code). A stage of
-    the schedule ends early when the match falls no more, which saves about a third of the paper's
+    the schedule ends early when the match stops falling, which saves about a third of the paper's
     iterations.
     """
     return MatchedAttack(
@@ -224,8 +224,8 @@ def nl_sme(
 ) -> MatchedAttack:
     """Non-linear SME (2025), algorithm 1: a Bezier path and scaled gradients.
 
-    Its rates and penalties are not published: these are the best of benchmarks/nl_sme_search.py.
-    Rates are so low that a ``penalty`` on straying does not help; with higher ones it does.
+    Its rates and penalties are not published; these are the best of benchmarks/nl_sme_search.py.
+    The rates are so low that a ``penalty`` on deviating does not help; with higher rates it does.
     """
     return MatchedAttack(
         trajectory=Bezier(
@@ -266,8 +266,8 @@ def retrace(
 ) -> MatchedAttack:
     """Retrace, leakmeter's own: follow the path that a replay of the client takes.
 
-    Beyond 150 iterations, a sixth is spent on the end, where the path is differentiated through:
-    as many rounds as it holds, which begin with a replay each.
+    Beyond 150 iterations, a sixth of them is spent on the end, where the path is differentiated
+    through: as many rounds as fit, each of which begins with a replay.
     """
     round_ = max(1, every // 3)
     return MatchedAttack(
@@ -315,9 +315,9 @@ def fedleak(
 def auto(iterations: int = 300, *, seconds: float = 600.0) -> Auto:
     """Whatever fits the update, strongest first; the best by replay score is kept.
 
-    ``iterations`` are Retrace's; the others have theirs in proportion. IG and SME have Retrace's
-    step sizes here, not those of their papers, and IG its relu_curvature. One gradient is matched
-    exactly in the end, so IG need not smooth much, unless many images share it.
+    ``iterations`` are Retrace's; the other attacks' are proportional to them. IG and SME use
+    Retrace's step sizes here, not those of their papers, and IG uses its relu_curvature. One
+    gradient is matched exactly in the end, so IG need not smooth much unless many images share it.
     """
     some = max(1, iterations // 2)
     sharp = retrace(max(1, iterations * 3 // 4), tv=0.004)

@@ -21,11 +21,11 @@ class Prior:
     """Base of all priors: no penalty, no restriction. Override either."""
 
     def penalty(self, x: Tensor, problem: Problem) -> Tensor:
-        """A scalar added to the objective; ``x`` are normalized images [N, C, H, W]."""
+        """Return a scalar added to the objective; ``x`` are normalized images [N, C, H, W]."""
         return x.new_zeros(())
 
     def project(self, x: Tensor, problem: Problem) -> Tensor:
-        """The nearest admissible images to ``x``, applied after every step."""
+        """Return the nearest admissible images to ``x``; applied after every step."""
         return x
 
 
@@ -44,8 +44,8 @@ class TotalVariation(Weighted):
     """``weight * (mean |dx| + mean |dy|)``: neighboring pixels are alike (IG, equation 4).
 
     Attributes:
-        summed: add up the images instead of taking their mean. The more of them share an update,
-            the less it says about each, and the more must be assumed.
+        summed: whether to sum over the images instead of taking their mean. The more images share
+            an update, the less it says about each, and the more must be assumed.
     """
 
     summed: bool = False
@@ -62,7 +62,7 @@ class SquaredVariation(Weighted):
     """``weight * sum (dx^2 + dy^2)`` with wrap-around, mean over images: DLFA's total variation."""
 
     def penalty(self, x: Tensor, problem: Problem) -> Tensor:
-        """Squared differences of neighbors; opposite edges are neighbors, too."""
+        """Return squared differences of neighbors; opposite edges count as neighbors, too."""
         gaps = [(x - x.roll(1, axis)).square() for axis in (-1, -2)]
         return self.weight * (gaps[0] + gaps[1]).sum((1, 2, 3)).mean()
 
@@ -82,14 +82,14 @@ class EpochOrder(Weighted):
     """Every epoch has the same images in another order (DLFA).
 
     ``weight`` times the mean over all pairs of epochs of the mean squared difference between their
-    summaries, which do not depend on order: the mean image, or with ``filters`` the largest answer
-    at every pixel to that many random 3x3 filters.
+    summaries, which do not depend on order: the mean image or, with ``filters``, the largest
+    response at every pixel to that many random 3x3 filters.
     """
 
     filters: int = 0
 
     def penalty(self, x: Tensor, problem: Problem) -> Tensor:
-        """Spread of the epochs' summaries; ``x`` are the dummies of all epochs in turn."""
+        """Return the spread of the epochs' summaries; ``x`` holds all epochs' dummies in turn."""
         epochs = len(x) // problem.num_examples
         if self.filters:
             x = functional.conv2d(x, _random_filters(self.filters, x.shape[1]).to(x), padding=1)

@@ -28,7 +28,7 @@ from leakmeter.state import State
 from leakmeter.update import Protocol, Update
 
 MOST_PIXELS = 2**31
-"""More numbers than this in the dummy images are a mistake in the update."""
+"""If the dummy images would hold more numbers than this, the update is mistaken."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class Problem:
         protocol: what the server knows.
         num_examples: N.
         shape: (C, H, W) of one image.
-        output_shape: (classes, ...) of the network's answer to one example.
+        output_shape: (classes, ...) of the network's output for one example.
         low: [C, 1, 1], black in normalized pixels.
         high: [C, 1, 1], white in normalized pixels.
         layout: how images and kernels lie in memory.
@@ -68,20 +68,20 @@ class Problem:
 
     @property
     def classes(self) -> int:
-        """Classes the network tells apart."""
+        """The number of classes that the network tells apart."""
         return self.output_shape[0]
 
     @property
     def adaptive(self) -> bool:
-        """What was sent are weights that Adam moved, not by sums of gradients."""
+        """Whether weights were sent that Adam moved, which does not simply add up gradients."""
         return self.after is not None and self.protocol.optimizer in ("adam", "adamw")
 
     def laid_out(self, tensor: Tensor) -> Tensor:
-        """The same images or kernels as convolutions like them best; other tensors as they are."""
+        """Return images or kernels in the layout best for convolutions, other tensors unchanged."""
         return tensor.contiguous(memory_format=self.layout) if tensor.ndim == 4 else tensor
 
     def logits(self, weights: State, x: Tensor) -> Tensor:
-        """Network output [N, classes, ...] for normalized images [N, C, H, W]."""
+        """Return the network's output [N, classes, ...] for normalized images [N, C, H, W]."""
         named = takes_pixels(self.model)
         state = {**self.fixed, **weights}
         given = ((), {PIXELS: x}) if named else ((x,), {})
@@ -94,8 +94,8 @@ class Problem:
     def gradient(self, weights: State, x: Tensor, y: Tensor) -> State:
         """g(w, x, y): gradient of the client's loss with respect to ``weights``.
 
-        Weight decay is part of what a client descends, so it is part of a step's gradient (not of
-        one that is shared, nor of AdamW's, which is decoupled).
+        Weight decay is part of what a client minimizes, so it is part of a step's gradient (but not
+        of a gradient that is shared, nor of AdamW's, which is decoupled).
 
         Args:
             weights: trainable parameters by name.
@@ -116,26 +116,26 @@ class Problem:
     def decay(self, examples: int) -> float:
         """Weight decay beside a loss over ``examples``.
 
-        A loss that sums over all of the client's batches at once needs the decay of as many steps.
+        A loss that sums over several of the client's batches needs the decay of as many steps.
         """
         size = self.protocol.batch_size
         batches = -(-examples // size) if size and self.protocol.reduction == "sum" else 1
         return self.protocol.weight_decay * batches
 
     def pixels(self, x: Tensor) -> Tensor:
-        """Normalized images as pixels, [0, 1] where they are valid."""
+        """Convert normalized images to pixels, which are in [0, 1] where valid."""
         return (x - self.low) / (self.high - self.low)
 
     def normalized(self, images: Tensor) -> Tensor:
-        """Pixels in [0, 1] as the network sees them; undoes :meth:`pixels`."""
+        """Normalize pixels in [0, 1] as the network expects them; undoes :meth:`pixels`."""
         return self.low.lerp(self.high, images.to(self.low))
 
     def ends(self) -> list[State]:
-        """The known weights on the client's path: w0, and wT if it was sent."""
+        """Return the known weights on the client's path: w0, and wT if it was sent."""
         return [self.before] if self.after is None else [self.before, self.after]
 
     def step_scale(self) -> float | None:
-        """``eta T``, by which the update exceeds the mean gradient of a step, or ``None``.
+        """``eta T``, the ratio of the update to the mean gradient of a step, or ``None``.
 
         1 for a single gradient; unknown unless the client is known to use plain SGD.
         """
@@ -174,7 +174,7 @@ class Problem:
         layout = _layout(model, known.input_shape)
 
         def move(state: State, names: Iterable[str]) -> State:
-            # Cloned: how tensors of a file lie in memory would otherwise decide the last bit.
+            # Clone, since the memory layout of a file's tensors could otherwise change last bits.
             moved = {name: state[name].detach().to(device).clone() for name in names}
             moved = {n: t.to(first.dtype) if t.is_floating_point() else t for n, t in moved.items()}
             return {
@@ -185,7 +185,7 @@ class Problem:
         trainable = [name for name, parameter in named.items() if parameter.requires_grad]
         if not trainable:
             raise LeakmeterError("model has no trainable parameter: all are frozen")
-        # What did not move at all was frozen at the client, whatever this copy of the model says.
+        # What did not move was frozen on the client, whatever this copy of the model says.
         observed = move(update.observed(trainable), trainable)
         observed = {name: tensor for name, tensor in observed.items() if tensor.any()}
         if not observed:
@@ -218,7 +218,7 @@ class Problem:
 def _layout(model: nn.Module, shape: tuple[int, int, int]) -> torch.memory_format:
     """Channels last, 1.0 to 1.4 times as fast, where there are convolutions and they can use it.
 
-    A network that takes its features apart by ``view`` cannot.
+    A network that reshapes its features with ``view`` cannot.
     """
     kernels = {name: p for name, p in model.named_parameters() if p.ndim == 4}
     if not kernels or next(iter(kernels.values())).device.type == "mps":
@@ -227,7 +227,7 @@ def _layout(model: nn.Module, shape: tuple[int, int, int]) -> torch.memory_forma
     image = next(iter(kernels.values())).new_zeros((2, *shape))
     try:
         functional_call(model, turned, (image.contiguous(memory_format=torch.channels_last),))
-    except Exception:  # a network that fails in any layout is named elsewhere
+    except Exception:  # a network that fails in any layout is reported elsewhere
         return torch.contiguous_format
     return torch.channels_last
 
@@ -241,7 +241,7 @@ def _check_size(examples: int, shape: tuple[int, int, int]) -> None:
 
 
 def usable(device: torch.device | str) -> torch.device:
-    """``device``, or a :class:`LeakmeterError` if nothing can be computed there."""
+    """Return ``device``, or raise a :class:`LeakmeterError` if it cannot compute anything."""
     try:
         some = torch.zeros(1, device=device)
         some.item()  # fails on a device that holds no values, such as meta
@@ -252,7 +252,7 @@ def usable(device: torch.device | str) -> torch.device:
 
 
 def _batchnorm_mode(model: nn.Module, update: Update) -> str:
-    """How the client used batch norm: as it says, or as its running statistics show."""
+    """Return how the client used batch norm: as it says, or as its running statistics show."""
     told = update.protocol.batchnorm
     norms = [name for name, m in model.named_modules() if isinstance(m, _BatchNorm)]
     if not norms:
@@ -272,7 +272,7 @@ def _batchnorm_mode(model: nn.Module, update: Update) -> str:
 
 
 def _frozen_copy(model: nn.Module, batchnorm: str) -> nn.Module:
-    """A copy in eval mode; train-mode batch norm uses batch statistics and keeps none."""
+    """Return a copy in eval mode; train-mode batch norm uses batch statistics and keeps none."""
     model = copy.deepcopy(model).eval()
     if batchnorm == "train":
         replace_all_batch_norm_modules_(model)

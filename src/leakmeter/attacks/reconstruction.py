@@ -27,15 +27,15 @@ class Reconstruction:
         labels: integers [N].
         history: ``loss`` and ``match`` [iterations] of the best restart.
         seconds: time the attack took.
-        attack: the recipe, as Python reads it.
-        seed: of the random start.
+        attack: the recipe as a Python expression.
+        seed: the seed of the random start.
         labels_known: whether the labels were given (an assumption) or recovered.
         parameters: single numbers that the trajectory learned, such as ``alpha``.
         compiled: whether the attack's step was compiled, which changes the last bits.
         why: the reason for this attack, where several were tried.
-        match: distance of what was found, as the attack measures it; not a number if not told.
+        match: distance of what was found, as the attack measures it; NaN if unknown.
         recipe: name of the attack; empty if it has none.
-        replay: how well training on what was found explains the update, 1 being fully, or ``None``.
+        replay: how well training on what was found explains the update (1: fully), or ``None``.
     """
 
     images: Tensor
@@ -61,25 +61,25 @@ class Reconstruction:
         return f"Reconstruction({', '.join(facts)}, {self.seconds:.0f} s)"
 
     def show(self, originals: object = None) -> Figure:
-        """The images as a matplotlib figure, each below its original where ``originals`` are given.
+        """Draw the images as a matplotlib figure, each below its original if these are given.
 
         Args:
-            originals: tensor [N, C, H, W] in [0, 1], numpy array or PIL images; they are set beside
-                the reconstructions that are nearest to them.
+            originals: tensor [N, C, H, W] in [0, 1], numpy array or PIL images; each is paired
+                with the reconstruction nearest to it.
         """
-        from leakmeter.attacks.drawing import drawn  # matplotlib takes its time
+        from leakmeter.attacks.drawing import drawn  # matplotlib is slow to import
 
         return drawn(self.images, originals)
 
     def to_png(self, path: str | Path, originals: object = None) -> None:
-        """Write :meth:`show` as a picture."""
+        """Write the figure of :meth:`show` as a PNG file."""
         try:
             self.show(originals).savefig(path, format="png")
         except OSError as error:
             raise StorageError(f"cannot write {path}: {error.strerror or error}") from None
 
     def _repr_png_(self) -> bytes:
-        """What a notebook displays."""
+        """Return the picture that a notebook displays."""
         file = io.BytesIO()
         self.show().savefig(file, format="png")
         return file.getvalue()

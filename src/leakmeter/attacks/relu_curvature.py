@@ -1,4 +1,4 @@
-"""Lets an attack feel that units of a ReLU switch on and off."""
+"""Gives an attack a gradient for ReLU units that switch on and off."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _RELU = (functional.relu, torch.relu, Tensor.relu)
 class ReluCurvature(TorchFunctionMode):
     """Gives fully connected ReLUs a second derivative, and changes nothing else.
 
-    Which hidden units an example switches on is what tells apart the gradients of two examples of
-    one class. But the derivative of a ReLU is a step: its own derivative is zero almost everywhere,
-    so that matching gradients by descent never learns what switching a unit would do. Here each
-    unit ``z`` has the mean answer instead, as if it were equally likely to switch anywhere::
+    Gradients of two examples of one class differ by which hidden units each example switches on.
+    But the derivative of a ReLU is a step: its own derivative is zero almost everywhere, so
+    matching gradients by descent never learns what switching a unit would do. Here each unit ``z``
+    responds with the mean instead, as if it were equally likely to switch anywhere::
 
         relu(z) + k / 2 (z - z')^2,    k = strength / std(z'),    z' = z held constant
 
-    Its value and its derivative are those of the ReLU, so that what is predicted is what the client
-    computes; its second derivative is k. Convolutions are left alone: to include them gained
-    0.2 dB at most and took half as much time again (docs/retrace_settings.md).
+    Its value and derivative are those of the ReLU, so the prediction is what the client computes;
+    its second derivative is k. Convolutions are left alone: including them gained 0.2 dB at most
+    and took half as much time again (docs/retrace_settings.md).
 
     Args:
         strength: share of the units that would switch if all moved by their standard deviation.
@@ -42,7 +42,7 @@ class ReluCurvature(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """The ReLU of [N, units] with a second derivative; every other function as it is."""
+        """Give the ReLU of [N, units] a second derivative; leave every other function unchanged."""
         named = kwargs or {}
         if func in _RELU:
             z = args[0] if args else named["input"]

@@ -1,4 +1,4 @@
-"""The client's training, done again on a guess; and how well that explains the update."""
+"""Replays the client's training on a guess and scores how well that explains the update."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from leakmeter.state import State, cosine
 from leakmeter.update import Protocol, Update
 
 ORDERS = 7_000_000_000
-"""Seeds of replays begin here: the order of a client's examples must not be met by chance."""
+"""First seed of replays, chosen so that they do not hit the client's own order by chance."""
 
 
 class Node(NamedTuple):
     """A place on the path of T steps.
 
     Attributes:
-        place: steps done there; between two steps for a fraction.
-        first: of the steps it stands for, counted from 0.
-        last: behind these.
-        share: of all steps.
+        place: the number of steps done there; a fraction lies between two steps.
+        first: the first of the steps it stands for, counted from 0.
+        last: one past the last of these.
+        share: their share of all steps.
     """
 
     place: float
@@ -41,8 +41,8 @@ class Replay(NamedTuple):
     """The client's training on some data.
 
     Attributes:
-        weights: at each node.
-        moved: the update it ends in, with the sign of a gradient.
+        weights: the weights at each node.
+        moved: the resulting update, with the sign of a gradient.
     """
 
     weights: list[State]
@@ -65,7 +65,7 @@ def replay(
         x: normalized images [N, C, H, W].
         y: labels [N] or class probabilities [N, classes].
         nodes: places of interest.
-        seed: of the order of examples, which is not known.
+        seed: the seed of the order of examples, which is not known.
     """
     protocol, known = problem.protocol, problem.protocol.need("epochs", "batch_size")
     weights, buffers = problem.before, client_optimizer.fresh(protocol, problem.before)
@@ -93,12 +93,12 @@ def replay_score(
     orders: int = 3,
     device: torch.device | str | None = None,
 ) -> float:
-    """How well training on ``found`` explains ``update``: 1 for exactly, 0 for not at all.
+    """Score how well training on ``found`` explains ``update``: 1 exactly, 0 not at all.
 
-    The cosine between the movement of a replay of the client and the one observed, mean over some
-    orders of the examples, since the client's is not known: with several batches an epoch even the
-    truth has less than 1. It needs no ground truth and is comparable across attacks. For one
-    gradient it compares gradients.
+    This is the cosine between the movement of a replay of the client and the observed one, averaged
+    over several orders of the examples because the client's is not known. With several batches per
+    epoch, even the truth scores less than 1. It needs no ground truth and is comparable across
+    attacks. For one gradient it compares gradients.
     """
     require("orders", orders, least=1)
     problem = Problem.of(model, update, device)

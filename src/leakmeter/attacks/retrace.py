@@ -1,4 +1,4 @@
-"""Replay the client's training on the current guess, and follow the path it took."""
+"""Replays the client's training on the current guess and follows the path it took."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROUGH, GROWN, END = "rough", "grown", "end"
 """The phases: one place on the path, all of them, and the path differentiated through."""
 
 SIMILAR = 0.9
-"""Cosine with the replay from which on a few long steps tell how the path depends on the images."""
+"""Cosine with the replay above which a few long steps show how the path depends on the images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +37,14 @@ class Retrace(Trajectory):
 
     The update is the sum of what the client's optimizer made of the gradients along its path, and
     the path follows from data and protocol. So every ``every`` iterations the client is replayed
-    on the current dummies. Of the replay only the curvature is believed, for both ends are known::
+    on the current dummies. Only the replay's curvature is used because both ends are known::
 
         w(s) = w0 + s (wT - w0) + trust |u| / |u'| (w'(s) - w0 - s (w'(1) - w0))
 
     where ``'`` marks the replay, ``u = w0 - wT``, and ``trust = max(0, cos(u', u))``. Dummies equal
-    to the client's data replay its path, but for the order of its examples, which is not known.
-    So once the dummies are good, part of the gap at the end comes from the order alone, and is not
-    to be spread over the path: with K places, ``w(s)`` is half way between this and ``w'(s)``.
+    to the client's data replay its path, except for the order of its examples, which is unknown.
+    So once the dummies are good, part of the gap at the end comes from the order alone and must not
+    be spread over the path: with K places, ``w(s)`` is halfway between this and ``w'(s)``.
 
     The gradients at K places stand for those of the steps around them (Gauss-Legendre). For plain
     SGD they are summed up; momentum adds to each what it carries over; for Adam they are divided
@@ -56,21 +56,21 @@ class Retrace(Trajectory):
 
         predicted(x) = coarse(x) + replayed(x') - coarse(x')
 
-    where ``x'`` are the images at the last replay, of which there are several in different orders:
-    their mean is nearest to the client's. Adam makes other long steps of short ones, so
-    for its clients there is no such end.
+    where ``x'`` are the images at the last replay. There are several replays in different orders,
+    since their mean is nearest to the client's. With Adam, long steps do not add up like short
+    ones, so its clients get no such end.
 
     Attributes:
         nodes: K, places on the path where a gradient is computed, at most one per step.
         every: iterations between two replays.
-        grow: the place on the schedule from which on there are K; a single one does before, while
-            the images are rough, at a K-th of the time.
-        unroll: the place from which on the path is differentiated through, if long steps lead where
-            the replay does; never by default. Replays come three times as often then.
-        strides: long steps that this takes.
+        grow: the place on the schedule from which there are K; before that, while the images are
+            rough, a single one suffices, in a K-th of the time.
+        unroll: the place from which the path is differentiated through, if long steps lead where
+            the replay does; never by default. Replays are then three times as frequent.
+        strides: the number of long steps that this takes.
         damping: added to what Adam divides by, as a share of the mean gradient of the tensor.
-            Without it Adam's movement hardly depends on the size of a gradient, so that there is
-            no slope to follow.
+            Without it, Adam's movement hardly depends on the size of a gradient, which leaves no
+            slope to follow.
     """
 
     nodes: int = 3
@@ -91,22 +91,22 @@ class Retrace(Trajectory):
         require("damping", self.damping)
 
     def variables(self, problem: Problem) -> dict[str, Variable]:
-        """None, but a complaint if the client cannot be replayed."""
+        """Return none, but raise an error if the client cannot be replayed."""
         both_ends(problem)
         check_replay(problem)
         return {}
 
     def during(self, phase: str) -> Trajectory:
-        """In the end the path is differentiated through."""
+        """Return the trajectory of the phase; at the end it differentiates through the path."""
         return Unrolled(self.strides) if phase == END else self
 
     def refresh(
         self, problem: Problem, x: Tensor, y: Tensor, phase: Phase, now: Moment
     ) -> Phase | None:
-        """Weights at all nodes, on the straight line at first, then from each replay that is due.
+        """Return the weights at all nodes: first on the straight line, then from each replay due.
 
-        Dummies that are still noise would cost a replay and tell nothing, so the first one comes
-        after a third of the interval. In the end, what long steps miss of the replay instead.
+        Replaying dummies that are still noise would tell nothing, so the first replay comes after
+        a third of the interval. At the end, return what long steps miss of the replay instead.
         """
         if self.unroll is not None and END in phase.names:
             due = (now.done - self.unroll) % max(1, self.every // 3) == 0
@@ -124,7 +124,7 @@ class Retrace(Trajectory):
         return Phase((name,), self._path(problem, x, y, now.done, grown))
 
     def _path(self, problem: Problem, x: Tensor, y: Tensor, iteration: int, grown: bool) -> State:
-        """Weights at the nodes of the path, all of them once it has ``grown``."""
+        """Return the weights at the nodes of the path, at all of them once it has ``grown``."""
         start, end = both_ends(problem)
         steps = problem.protocol.steps(problem.num_examples)
         nodes = quadrature(self.nodes if grown else 1, steps)
@@ -181,7 +181,7 @@ class Unrolled(Trajectory):
     """``coarse(x) + replayed(x') - coarse(x')``: the end of :class:`Retrace`.
 
     Attributes:
-        strides: long steps that stand for the client's.
+        strides: the number of long steps that stand for the client's.
     """
 
     strides: int
@@ -192,7 +192,7 @@ class Unrolled(Trajectory):
     def missed(
         self, problem: Problem, x: Tensor, y: Tensor, iteration: int, least: float = -math.inf
     ) -> State:
-        """What long steps miss of the replay; nothing if their cosine is not above ``least``."""
+        """Return what long steps miss of the replay, if their cosine with it is above ``least``."""
         known = problem.protocol.need("lr", "batch_size")
         scale = known.lr * problem.protocol.steps(problem.num_examples)
         long = coarse(problem, x, y, self.strides)
@@ -211,7 +211,7 @@ class Unrolled(Trajectory):
 
 
 def _mixed(weights: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-    """``sum_k weights[k] tensors[k]``."""
+    """Return ``sum_k weights[k] tensors[k]``."""
     total = weights[0] * tensors[0]
     for weight, tensor in zip(weights[1:], tensors[1:], strict=True):
         total = total + weight * tensor
@@ -219,7 +219,7 @@ def _mixed(weights: Tensor, tensors: Sequence[Tensor]) -> Tensor:
 
 
 def quadrature(nodes: int, steps: int) -> list[Node]:
-    """Gauss-Legendre nodes on the axis of ``steps`` steps, at most one per step."""
+    """Return Gauss-Legendre nodes over ``steps`` steps, at most one per step."""
     if nodes >= steps:
         return [Node(step, step, step + 1, 1 / steps) for step in range(steps)]
     roots, weights = np.polynomial.legendre.leggauss(nodes)

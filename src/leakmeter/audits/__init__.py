@@ -1,4 +1,4 @@
-"""Whole audits: from a scenario file to measured evidence on disk."""
+"""Runs whole audits, from a scenario file to measured evidence on disk."""
 
 from leakmeter.audits.advise import knobs
 from leakmeter.audits.folder import Folder

@@ -1,4 +1,4 @@
-"""Which cheap change stops the leak: every knob turned by itself."""
+"""Finds which cheap change stops the leak by varying one setting at a time."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ KEPT = (0.1, 0.01, 0.001)
 """Shares of the update's entries that are sent."""
 
 FACTORS = (0.25, 4.0)
-"""By which local epochs and batch size are multiplied; the local data only grows."""
+"""Factors for local epochs and batch size; the local data only grows."""
 
 
 def knobs(scenario: Scenario) -> list[tuple[str, Scenario]]:
-    """The scenario as it is, and with one thing changed at a time: what that is, and the result.
+    """Return the scenario as it is and with one change at a time, each with its description.
 
-    Local epochs, batch size and local data size, clipping with noise, and sparse updates. Each
-    comes with the accuracy that it leaves.
+    The changes cover local epochs, batch size and local data size, clipping with noise, and sparse
+    updates. Each comes with the accuracy that remains.
 
     Args:
-        scenario: one client setting; it must neither vary anything nor name defenses.
+        scenario: a single client setting; it must neither vary anything nor name defenses.
     """
     if scenario.vary or scenario.defenses != (Protection(label=NONE),):
         raise LeakmeterError("advise turns the knobs itself: take vary and defenses out")
@@ -46,7 +46,7 @@ def knobs(scenario: Scenario) -> list[tuple[str, Scenario]]:
 
 
 def _settings(base: Scenario, on: Stage, utility: UtilityPart) -> list[tuple[str, Scenario]]:
-    """Other ways to train."""
+    """Return variants that train differently."""
     client = base.client
     batch = min(client.batch_size or client.examples, client.examples)
     changes: list[tuple[str, int, int]] = []
@@ -65,7 +65,7 @@ def _settings(base: Scenario, on: Stage, utility: UtilityPart) -> list[tuple[str
 
 
 def _defended(base: Scenario, update: Update) -> list[tuple[str, Scenario]]:
-    """Other ways to send."""
+    """Return variants that send differently."""
     names = [name for name, tensor in update.before.items() if tensor.is_floating_point()]
     moved = update.observed(names)
     total, size = norm(moved).item(), sum(tensor.numel() for tensor in moved.values())
@@ -84,7 +84,7 @@ def _defended(base: Scenario, update: Update) -> list[tuple[str, Scenario]]:
 
 
 def _changed(base: Scenario, change: dict[str, Any]) -> Scenario:
-    """``base`` with some fields changed."""
+    """Return ``base`` with some fields changed."""
     content = base.model_dump(mode="json")
     for field, value in change.items():
         content[field] = {**content[field], **value} if isinstance(value, dict) else value

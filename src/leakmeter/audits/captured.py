@@ -1,4 +1,4 @@
-"""Attacks an update that someone captured: no truth, so no scores, only what can be seen."""
+"""Attacks a captured update. Without the truth there are no scores, only pictures to look at."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def attack_captured(
     command: str,
     watch: Watch,
 ) -> tuple[Evidence, Provenance]:
-    """Attack the update at ``paths`` and leave the reconstruction in ``out``.
+    """Attack the update at ``paths`` and write the reconstruction to ``out``.
 
     Args:
-        paths: of the update, or of several that the client made from the same examples.
+        paths: files of the update, or of several that the client made from the same examples.
         model_name: a built-in name or ``package.module:factory``.
-        attack_name: of the recipe.
+        attack_name: the name of the recipe.
         out: folder for the results.
-        options: of the recipe.
+        options: options of the recipe.
         labels: comma-separated labels the attacker knows, or ``None``.
-        seed: of the random start.
+        seed: the seed of the random start.
         device: where to compute.
-        told: fields of the protocol that the user adds to what the files say.
-        command: for the report.
-        watch: follows the work.
+        told: fields of the protocol that the user adds to those in the files.
+        command: the command line, for the report.
+        watch: reports progress.
     """
     made = recipe(attack_name, options, None).build()
     updates = [completed(Update.load(path), told) for path in paths]
@@ -82,14 +82,14 @@ def attack_captured(
 
 
 def network(name: str, protocol: Protocol) -> nn.Module:
-    """The network of an update, whose weights do not matter."""
+    """Build the network of an update; its weights do not matter."""
     known = protocol.need("input_shape", "classes")
     channels, height, _ = known.input_shape
     return models.build(name, classes=known.classes, channels=channels, size=height)
 
 
 def recipe(name: str, options: Mapping[str, Any], iterations: int | None) -> AttackPart:
-    """A recipe by its name, with all options checked."""
+    """Look up a recipe by name and check all its options."""
     own = {} if iterations is None else {"iterations": iterations}
     try:
         return AttackPart(name=name, options={**options, **own})
@@ -98,7 +98,7 @@ def recipe(name: str, options: Mapping[str, Any], iterations: int | None) -> Att
 
 
 def recipe_options(settings: Sequence[str], iterations: int | None) -> dict[str, Any]:
-    """Options of a recipe from ``NAME=VALUE`` on the command line."""
+    """Parse the options of a recipe from ``NAME=VALUE`` on the command line."""
     options: dict[str, Any] = {} if iterations is None else {"iterations": iterations}
     return named_values("option", settings, options)
 
@@ -106,12 +106,12 @@ def recipe_options(settings: Sequence[str], iterations: int | None) -> dict[str,
 def named_values(
     option: str, settings: Sequence[str], given: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Values by name from ``NAME=VALUE`` on the command line.
+    """Parse values by name from ``NAME=VALUE`` on the command line.
 
     Args:
-        option: of the command line, for errors.
-        settings: what was written.
-        given: what is known otherwise and may not be given again.
+        option: the command-line option, for error messages.
+        settings: the values as the user wrote them.
+        given: values that were given elsewhere and must not be repeated.
     """
     values = dict(given or {})
     for setting in settings:
@@ -130,7 +130,7 @@ def named_values(
 def together(
     attack: Attack, model: nn.Module, updates: Sequence[Update], options: RunOptions
 ) -> Reconstruction:
-    """From one update, or from several: which of their images are the same is then found out."""
+    """Reconstruct from one update, or from several after finding which images they share."""
     if len(updates) == 1:
         return attack.attempt(model, updates[0], options)
     searching = attack.searching(model, updates[0])
@@ -146,7 +146,7 @@ def together(
 
 
 def completed(update: Update, told: dict[str, Any]) -> Update:
-    """``update`` with the fields of its protocol that the user told on the command line."""
+    """Return ``update`` with the protocol fields that the user gave on the command line."""
     protocol = update.protocol
     fields = protocol.model_dump(exclude_unset=True) | told
     if isinstance(fields.get("input_shape"), str):

@@ -1,4 +1,4 @@
-"""What a folder of an audit holds: read without the data, the model, or a plan of today."""
+"""Reads an audit's folder without needing the data, the model, or a current plan."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from leakmeter.judge import Configuration, Evidence, Provenance, Truth
 from leakmeter.measure import Finding, Straightness
 
 RECENT = 20
-"""Finished trials that the rate is measured on."""
+"""The number of finished trials from which the rate is measured."""
 
 COLUMNS: dict[str, type] = {
     "trial": str,
@@ -64,14 +64,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Status:
-    """How far an audit is.
+    """The progress of an audit.
 
     Attributes:
-        planned: trials in all: attacks, baselines, accuracies and paths.
-        done: of them.
-        running: ids of those that some process works on now.
-        failed: why, by id.
-        rate: trials a second lately, or ``None`` if nothing moves.
+        planned: the total number of trials: attacks, baselines, accuracies and paths.
+        done: how many of them are done.
+        running: ids of those that some process is working on now.
+        failed: the reason for each failure, by id.
+        rate: recent trials per second, or ``None`` if nothing is progressing.
     """
 
     planned: int
@@ -82,12 +82,12 @@ class Status:
 
     @property
     def left(self) -> int:
-        """Trials that are neither done nor failed."""
+        """The number of trials that are neither done nor failed."""
         return self.planned - self.done - len(self.failed)
 
     @property
     def seconds_left(self) -> float | None:
-        """Time they will take at the present rate."""
+        """The time that the remaining trials will take at the current rate."""
         return self.left / self.rate if self.rate and self.running else None
 
 
@@ -106,7 +106,7 @@ class Folder:
             self.plan = legacy.plan(self.store)
 
     def read(self) -> tuple[list[Evidence], Provenance]:
-        """Everything that is finished and whole; the provenance says what is not."""
+        """Return everything that is finished and intact; the provenance says what is not."""
         sizes: dict[str, int] = {}
         evidence = []
         for each in self.plan.attacks:
@@ -135,7 +135,7 @@ class Folder:
         )
 
     def _made(self) -> dict[str, Any]:
-        """By what and when the newest of the attacks was finished."""
+        """Return the versions and date of the most recently finished attack."""
         trials = [each.trial for each in self.plan.attacks if each.trial in self._there]
         made = [Record.load(self.store, trial).environment for trial in trials]
         newest = max(made, key=lambda environment: environment["date"])
@@ -145,7 +145,7 @@ class Folder:
         }
 
     def failures(self) -> tuple[str, ...]:
-        """Why trials of the plan failed, a line for each reason."""
+        """Return why trials of the plan failed, one line per reason."""
         known, reasons = self.store.failures(), dict[str, list[str]]()
         for trial in self.plan.trials:
             if trial in known:
@@ -158,7 +158,7 @@ class Folder:
         )
 
     def status(self) -> Status:
-        """How far the audit is, whether or not it runs."""
+        """Return the progress of the audit, whether or not it is running."""
         planned = set(self.plan.trials)
         done = planned & self._there
         failed = {name: record["error"] for name, record in self.store.failures().items()}
@@ -171,7 +171,7 @@ class Folder:
         )
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One row of :data:`COLUMNS` per finished attack on a client, in the order of the plan."""
+        """Yield one row of :data:`COLUMNS` per finished attack on a client, in the plan's order."""
         known = {each.configuration.label: each.configuration for each in self.plan.configurations}
         for each in self.plan.attacks:
             if not all(n in self._there and self.store.sound(n, RECORD) for n in each.attempts):
@@ -191,7 +191,7 @@ class Folder:
         return set(self.store.finished())
 
     def _outcome(self, trial: str | None, kind: type[T]) -> T | None:
-        """The numbers of a trial that is finished and whole."""
+        """Return the numbers of a trial that is finished and intact."""
         if trial is None or trial not in self._there or not self.store.sound(trial):
             return None
         found = outcome(Record.load(self.store, trial))
@@ -243,7 +243,7 @@ class Folder:
         return None if measured is None else measured.path
 
     def _truth(self, trial: str) -> Truth | None:
-        """What the client had; folders of older versions do not hold it."""
+        """Return what the client had; folders of older versions lack it."""
         try:
             with self._local(trial, TRUTH) as path:
                 return read_truth(path)
@@ -251,7 +251,7 @@ class Folder:
             return None
 
     def _found(self, trial: str) -> Reconstruction:
-        """What an attack found."""
+        """Return what an attack found."""
         with self._local(trial, FOUND) as path:
             return Reconstruction.load(path)
 
@@ -265,7 +265,7 @@ class Folder:
             yield Path(folder) / name
 
     def _numbers(self, each: PlannedAttack) -> dict[str, Any]:
-        """What was measured; ``None`` for what needs the truth where there is none."""
+        """Return the measurements; those that need a missing truth are ``None``."""
         records = [Record.load(self.store, name) for name in (each.trial, each.baseline)]
         one, other = (outcome(record) for record in records)
         cost = {"seconds": records[0].seconds, "memory": records[0].memory}
@@ -293,7 +293,7 @@ class Folder:
         }
 
     def _rate(self, done: set[str]) -> float | None:
-        """Trials a second, over those that finished last."""
+        """Return trials per second over those that finished last."""
         dates = []
         for name in done:
             try:
@@ -311,6 +311,6 @@ _OUTCOMES: TypeAdapter[Outcome] = TypeAdapter(Outcome)
 
 
 def outcome(record: Record) -> Outcome:
-    """The numbers of a trial of whatever kind."""
+    """Return the numbers of a trial of any kind."""
     content = record.result
     return _OUTCOMES.validate_python(content if "kind" in content else legacy.result(content))

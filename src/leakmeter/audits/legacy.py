@@ -1,4 +1,4 @@
-"""Folders that version 0.1.0 wrote, which did not describe themselves, in the words of then."""
+"""Reads folders of version 0.1.0, which did not describe themselves, under their old names."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from leakmeter.federated.defenses.base import Guarantee
 from leakmeter.judge import Configuration
 
 RUN, LINES = "run.json", "plan.jsonl"
-"""What was asked for, and a line for each attack on a client."""
+"""The request, and the file with one line for each attack on a client."""
 
 
 def plan(store: Store) -> Plan:
-    """As much of the plan as the folder tells: the network and its data are not at hand."""
+    """Restore as much of the plan as the folder tells; the network and data are not available."""
     try:
         asked = json.loads(store.text(RUN))
         lines = [json.loads(line) for line in store.text(LINES).splitlines()]
@@ -38,7 +38,7 @@ def plan(store: Store) -> Plan:
 
 
 def result(content: dict[str, Any]) -> dict[str, Any]:
-    """The numbers of a trial, which had one shape for all kinds."""
+    """Convert the numbers of a trial, which had one form for all kinds of trials."""
     for kind in ("utility", "path"):
         if content.get(kind) is not None:
             return {"kind": kind, kind: content[kind]}
@@ -47,7 +47,7 @@ def result(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _results(store: Store) -> dict[str, Any]:
-    """What the folder's ``results.json`` says, if it has one."""
+    """Read the folder's ``results.json``, if it has one."""
     with suppress(OSError, ValueError):
         content: dict[str, Any] = json.loads(store.text("results.json"))
         return content
@@ -100,7 +100,7 @@ def _simulated(asked: dict[str, Any], lines: Sequence[dict[str, Any]], known: An
 
 
 def _guarantee(known: dict[str, Any], label: str) -> Guarantee | None:
-    """What was proven about a configuration, as the results have it."""
+    """Return what was proven about a configuration, according to the results."""
     for each in known.get("configurations", []):
         if each["label"] == label and each["guarantee"] is not None:
             rdp, prv = (
@@ -127,7 +127,7 @@ def _recorded(asked: dict[str, Any], lines: Sequence[dict[str, Any]], known: Any
                     baseline=each["baseline"],
                 )
             )
-        else:  # a second attempt on the record before
+        else:  # a second attempt on the previous record
             again = (*attacks[-1].again, each["trial"])
             attacks[-1] = attacks[-1].model_copy(update={"again": again})
     rows = dict.fromkeys(each["setting"] for each in lines if "baseline" in each)

@@ -1,4 +1,4 @@
-"""What an audit has to do, and what its folder says about itself."""
+"""Plans what an audit has to do and describes that in its folder."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class PlannedAttack(_Stored):
     """One attack on one client.
 
     Attributes:
-        configuration: label of the way in which the client trains and sends.
-        attack: what the report calls it.
-        recipe: its name.
+        configuration: label of the configuration in which the client trains and sends.
+        attack: what the report calls the attack.
+        recipe: the name of its recipe.
         client: number of the client.
         shares: ``weights`` or ``gradient``: what the client sends.
-        trial: id of the attack.
-        baseline: id of the same on noise.
+        trial: id of the attack's trial.
+        baseline: id of the same attack on noise.
         again: ids of further attempts from other starts.
         path: id of the measurement of the client's path, if there is one.
     """
@@ -60,7 +60,7 @@ class PlannedAttack(_Stored):
 
     @property
     def attempts(self) -> tuple[str, ...]:
-        """Ids of all that must be finished for this attack to count."""
+        """Return the ids of all trials that must be finished for this attack to count."""
         return (self.trial, *self.again, self.baseline)
 
 
@@ -68,8 +68,8 @@ class PlannedConfiguration(_Stored):
     """One way in which clients train and send.
 
     Attributes:
-        configuration: all that is known before it is tried.
-        utility: id of the measurement of what can be learned, if there is one.
+        configuration: everything known about it before it is tried.
+        utility: id of the utility measurement, if there is one.
     """
 
     configuration: Configuration
@@ -77,19 +77,19 @@ class PlannedConfiguration(_Stored):
 
 
 class Plan(_Stored):
-    """Everything that a reader needs besides the trials: neither data nor model nor version.
+    """Everything besides the trials that is needed to read an audit without its data or model.
 
     Attributes:
-        format: of the file; the first one was ``plan.jsonl`` (see ``audits/legacy.py``).
-        title: of the report.
-        command: that made the folder.
+        format: the file's format; the first one was ``plan.jsonl`` (see ``audits/legacy.py``).
+        title: the title of the report.
+        command: the command that made the folder.
         model: name of the network.
-        parameters: how many numbers it holds; 0 if that is not told.
+        parameters: how many numbers it holds; 0 if unknown.
         data: name of the data.
-        class_names: of the labels, may be empty.
-        scenario: resolved, as YAML, or empty.
-        configurations: in order.
-        attacks: in order.
+        class_names: names of the classes; may be empty.
+        scenario: the resolved scenario as YAML, or empty.
+        configurations: all configurations, in order.
+        attacks: all attacks, in order.
     """
 
     format: Literal[2] = 2
@@ -105,7 +105,7 @@ class Plan(_Stored):
 
     @property
     def trials(self) -> list[str]:
-        """Ids of all trials, each once."""
+        """Return the ids of all trials, each once."""
         found: list[str | None] = [each.utility for each in self.configurations]
         for attack in self.attacks:
             found += [attack.path, *attack.attempts]
@@ -127,11 +127,11 @@ class Plan(_Stored):
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """A plan, and the trials it takes.
+    """A plan and its trials.
 
     Attributes:
-        plan: for the folder.
-        trials: each once.
+        plan: the plan, as stored in the folder.
+        trials: all trials, each once.
     """
 
     plan: Plan
@@ -139,13 +139,13 @@ class Planned:
 
 
 def plan(scenario: Scenario, settings: Settings, cache: Cache, command: str = "") -> Planned:
-    """What must be done for all ``settings``; what cannot be done is refused.
+    """Plan the work for all ``settings``; refuse what cannot be done.
 
     Args:
-        scenario: what they derive from, for the record.
-        settings: with nothing left to vary, each with what it is called.
-        cache: holds what is made on the way.
-        command: for the record.
+        scenario: the scenario that the settings derive from, for the record.
+        settings: scenarios with nothing left to vary, each with its name.
+        cache: holds what is made along the way.
+        command: the command line, for the record.
     """
     several = sum(len(each.defenses) for _, each in settings) > 1
     configurations: list[PlannedConfiguration] = []
@@ -178,7 +178,7 @@ def plan(scenario: Scenario, settings: Settings, cache: Cache, command: str = ""
 
 
 def _each(names: Iterable[str]) -> str:
-    """All different names, in order."""
+    """List all distinct names, in order."""
     return ", ".join(dict.fromkeys(names))
 
 
@@ -222,7 +222,7 @@ class _Row:
             check_utility(self.on, self.scenario.utility)
 
     def configuration(self) -> PlannedConfiguration:
-        """For the folder."""
+        """Return the configuration, for the folder."""
         utility = self.scenario.utility
         found = described(
             self.told,
@@ -236,7 +236,7 @@ class _Row:
         )
 
     def attacks(self) -> list[PlannedAttack]:
-        """For the folder."""
+        """Return the planned attacks, for the folder."""
         paths = {path.repeat: path.id for path in self.paths}
         return [
             PlannedAttack(
@@ -253,7 +253,7 @@ class _Row:
         ]
 
     def _common(self) -> dict[str, Any]:
-        """What all results depend on."""
+        """Return what all results depend on."""
         setting, weights = self.setting, self.setting.lpips
         return {
             "images": self.on.dataset.fingerprint,
@@ -272,7 +272,7 @@ class _Row:
         return self._trial(work, part.name, f"{part.label}, client {client}", own)
 
     def _baseline(self, client: int, part: AttackPart) -> Trial:
-        """It knows no defense, so several configurations share it."""
+        """Make a baseline trial; it knows no defense, so several configurations share it."""
         work = AttackNoise(*self._whose(client), part, self.scenario.compiling)
         told = part.model_dump(mode="json", exclude={"label", "aware"})
         own: dict[str, Any] = {"kind": "baseline", "clients": len(self.victims), "defenses": None}
@@ -295,7 +295,7 @@ class _Row:
         defenses = [part.model_dump(mode="json") for part in self.protection.parts]
         shared = {**self.common, "defenses": defenses, **own}
         places = [text for text in (self.told, self.protection.label) if text not in ("", "none")]
-        # Neither the client nor the initial weights change what it costs.
+        # Neither the client nor the initial weights change the cost.
         cost = {key: shared[key] for key in shared.keys() - {"network", "seed"}}
         return Trial(
             work=work,
@@ -310,14 +310,14 @@ class _Row:
 def described(
     told: str, protection: Protection, *, aware: bool, client: Client | None, rounds: int
 ) -> Configuration:
-    """One configuration, as far as it is known before anything is done.
+    """Describe one configuration, as far as it is known before any work starts.
 
     Args:
-        told: what the varied values are called.
+        told: the description of the varied values.
         protection: what clients do against leakage.
-        aware: whether any attack makes use of what it knows about that.
-        client: one of them, for what can be proven; ``None`` if there is none any more.
-        rounds: that a guarantee is to cover.
+        aware: whether any attack uses what it knows about that.
+        client: one of the clients, to compute guarantees; ``None`` if none is available anymore.
+        rounds: the number of rounds that a guarantee is to cover.
     """
     defenses, names = protection.build(), [part.name for part in protection.parts]
     proven = []

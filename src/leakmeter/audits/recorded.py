@@ -1,4 +1,4 @@
-"""Audits of updates that were recorded from a real federation, with the truth or without it."""
+"""Audits updates recorded from a real federation, with or without the truth."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from leakmeter.measure import score, signal_free
 from leakmeter.update import Update
 
 NEAR = 1.5 / 255
-"""Images that differ by no more in any pixel are the same."""
+"""Images that differ by no more than this in any pixel count as the same."""
 
 STARTS = (0, 1)
 """Seeds of the two attempts that are compared where there is no truth."""
@@ -41,11 +41,11 @@ class RecordedAudit(BaseModel):
     Attributes:
         folder: of the records: ``*.safetensors`` in it, or in its folders, which stand for rounds.
         model: a built-in network or ``package.module:factory``.
-        attack: what is tried on every update.
-        truth: folder of what the clients had, or ``None``: ``client-3.npz`` for every record
+        attack: the attack tried on every update.
+        truth: folder of the clients' data, or ``None``: ``client-3.npz`` for every record
             ``client-3.safetensors``, in a folder of the same name or directly.
         distractors: a data set for the line-ups; by default the other clients' images.
-        known: fields of the protocol that the records do not say.
+        known: fields of the protocol that the records lack.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -67,11 +67,11 @@ class RecordedAudit(BaseModel):
     @field_validator("folder", "truth")
     @classmethod
     def _from_anywhere(cls, path: Path | None) -> Path | None:
-        """A report may be written from another folder than the audit."""
+        """Make paths absolute: a report may be written from another folder than the audit."""
         return None if path is None else path.absolute()
 
     def files(self) -> list[Path]:
-        """The records, checked as far as that is possible without reading them."""
+        """Return the records, checked as far as possible without reading them."""
         files = sorted(self.folder.glob("*.safetensors")) + sorted(
             self.folder.glob("*/*.safetensors")
         )
@@ -88,7 +88,7 @@ class RecordedAudit(BaseModel):
         return files
 
     def truth_of(self, file: Path) -> Path | None:
-        """What the client of one record had."""
+        """Return the file of what the client of one record had."""
         if self.truth is None:
             return None
         name = f"{file.stem}.npz"
@@ -107,7 +107,7 @@ class RecordedUpdate:
     """A recorded update.
 
     Attributes:
-        update: with what the user adds to its protocol.
+        update: the update, with what the user adds to its protocol.
         model: the network.
     """
 
@@ -117,12 +117,12 @@ class RecordedUpdate:
 
 @dataclass(frozen=True)
 class RecordedSource:
-    """Where an update is read from; the key by which workers keep it.
+    """Where an update is read from; workers cache the update under this key.
 
     Attributes:
-        file: of the record.
+        file: the file of the record.
         model: name of the network.
-        known: fields of the protocol that the record does not say.
+        known: fields of the protocol that the record lacks.
     """
 
     file: Path
@@ -132,14 +132,14 @@ class RecordedSource:
 
 @dataclass(frozen=True, eq=False)
 class AttackRecord:
-    """Attack a recorded update, or noise of the same size; measure what there is to measure.
+    """Attack a recorded update, or noise of the same size, and measure what can be measured.
 
     Attributes:
-        asked: for what.
-        file: of the record.
+        asked: the audit that was asked for.
+        file: the file of the record.
         update: digest of the update.
-        seed: of the attempt.
-        noise: whether it is noise.
+        seed: the seed of the attempt.
+        noise: whether noise replaces the update.
     """
 
     asked: RecordedAudit
@@ -179,7 +179,7 @@ class AttackRecord:
 
 
 def plan_recorded(asked: RecordedAudit, cache: Cache, command: str = "") -> Planned:
-    """Every record with the trials that it takes; what cannot be done is refused."""
+    """Plan the trials for every record; refuse what cannot be done."""
     files = asked.files()
     counts: dict[Path, int] = {}
     attacks: list[PlannedAttack] = []
@@ -227,7 +227,7 @@ def plan_recorded(asked: RecordedAudit, cache: Cache, command: str = "") -> Plan
 def _trials(
     asked: RecordedAudit, file: Path, number: int, record: RecordedUpdate, cache: Cache
 ) -> list[Trial]:
-    """One attempt, or two where there is no truth; then the first one on noise."""
+    """Return one attempt, or two if there is no truth, and then the first one on noise."""
     update, place, truth = record.update, asked.truth_of(file), None
     if place is not None:
         had, others = truth_of(cache, asked, place)
@@ -251,7 +251,7 @@ def _trials(
             name=f"{name}-baseline" if noise else name,
             words=words + (f", start {seed}" if seed else "") + (", baseline" if noise else ""),
             repeat=number,
-            # What differs between clients of a model is how many examples they have.
+            # Clients of a model differ only in how many examples they have.
             alike=f"{kind} {update.num_examples}",
         )
 
@@ -277,7 +277,7 @@ _NEEDED = {
     "classes": "10",
     "normalize": "none (or a data set's name, or 0.5,0.5,0.5:0.2,0.2,0.2)",
 }
-"""What no attack can do without, and what it may look like."""
+"""Fields that every attack needs, and examples of their values."""
 
 
 def _source(asked: RecordedAudit, file: Path) -> RecordedSource:
@@ -291,7 +291,7 @@ def _frozen(value: Any) -> Any:
 
 
 def read(cache: Cache, source: RecordedSource) -> RecordedUpdate:
-    """A record, with what the user adds to its protocol, and the network."""
+    """Read a record, with what the user adds to its protocol, and the network."""
     update = completed(Update.load(source.file), dict(source.known))
     protocol = update.protocol
     for field, like in _NEEDED.items():
@@ -303,7 +303,7 @@ def read(cache: Cache, source: RecordedSource) -> RecordedUpdate:
 
 
 def truth_of(cache: Cache, asked: RecordedAudit, place: Path) -> tuple[Dataset, Dataset]:
-    """What a client had, and images for the line-ups that it did not have."""
+    """Return what a client had, and images that it did not have for the line-ups."""
     had = cache.get(images, f"npz:{place}", None, most=64)
     _, height, width = had.shape
     if asked.distractors is not None:
@@ -314,18 +314,18 @@ def truth_of(cache: Cache, asked: RecordedAudit, place: Path) -> tuple[Dataset, 
         raise LeakmeterError(
             f"--distractors: images of shape {others.shape} are no line-up for {had.shape}"
         )
-    # Images that went through files of bytes differ by as much as rounding.
+    # Images that were stored as bytes may differ by rounding.
     far = [bool((had.images - image).abs().amax((1, 2, 3)).min() > NEAR) for image in others.images]
     return had, others.select([index for index, away in enumerate(far) if away])
 
 
 def images(cache: Cache, source: str, size: int | None) -> Dataset:
-    """A data set."""
+    """Load a data set."""
     return data.load(source, size=size)
 
 
 def everything(cache: Cache, folder: Path, size: tuple[int, int]) -> Dataset:
-    """The images of all clients."""
+    """Return the images of all clients."""
     files = sorted(folder.rglob("*.npz"))
     found = [cache.get(images, f"npz:{file}", None, most=64) for file in files]
     parts = [part for part in found if part.shape[1:] == size]

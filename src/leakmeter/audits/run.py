@@ -1,4 +1,4 @@
-"""Runs an audit: plan, trials, store. Everything finished is on disk and not done again."""
+"""Runs an audit. Everything finished is on disk and is not repeated."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def run(
     command: str = "",
     settings: Settings | None = None,
 ) -> tuple[list[Evidence], Provenance]:
-    """Run all attacks on all clients of ``scenario`` and leave everything in ``out``.
+    """Run all attacks on all clients of ``scenario`` and write everything to ``out``.
 
-    What an earlier run of the same scenario finished is read back; an attack that was cut off
-    goes on from where it was. Several processes may work on the same folder.
+    Work that an earlier run of the same scenario finished is read back; an interrupted attack
+    resumes where it stopped. Several processes may work on the same folder.
 
     Args:
         scenario: what to do.
         out: folder, or URL that fsspec can open, for the results.
-        resources: how; in this process by default.
-        command: for the report.
-        settings: scenarios with nothing left to vary, each with what it is called; by default
-            those of ``scenario``.
+        resources: how to do the work; by default in this process.
+        command: the command line, for the report.
+        settings: scenarios with nothing left to vary, each with its name; by default those of
+            ``scenario``.
     """
     cache, store = Cache(), Store(out)
     settings = scenario.settings() if settings is None else settings
@@ -49,13 +49,13 @@ def run(
 def run_recorded(
     asked: RecordedAudit, out: str | Path, resources: Resources | None = None, command: str = ""
 ) -> tuple[list[Evidence], Provenance]:
-    """Attack every recorded update that is ``asked`` for and leave everything in ``out``.
+    """Attack every recorded update that is ``asked`` for and write everything to ``out``.
 
     Args:
         asked: which updates, and how to attack them.
         out: folder or URL for the results.
-        resources: how; in this process by default.
-        command: for the report.
+        resources: how to do the work; by default in this process.
+        command: the command line, for the report.
     """
     cache, store = Cache(), Store(out)
     planned = plan_recorded(asked, cache, command)
@@ -75,7 +75,7 @@ def _do(
 
 
 def _changed(plan: Plan, store: Store) -> str | None:
-    """What is kept and what is new where the folder holds another audit."""
+    """Describe what is kept and what is new if the folder holds another audit."""
     try:
         before = Folder(store.url).plan
     except LeakmeterError:
@@ -92,7 +92,7 @@ def _changed(plan: Plan, store: Store) -> str | None:
 
 
 def train(settings: Settings, cache: Cache) -> None:
-    """Networks that are trained first: once, before many processes want them."""
+    """Train networks first, once, before many processes need them."""
     federated = [Setting.of(each) for _, each in settings if each.federation is not None]
     if not federated:
         return

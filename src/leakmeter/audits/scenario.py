@@ -34,13 +34,13 @@ from leakmeter.federated.defenses.base import Defense
 from leakmeter.update import Normalization, Protocol
 
 AUTO = "auto"
-"""Normalize as is usual for the data set."""
+"""The value that stands for the data set's usual normalization."""
 
 MOST_SETTINGS = 10_000
-"""Combinations of varied values in one scenario."""
+"""The most combinations of varied values in one scenario."""
 
 MOST_NODES = 100_000
-"""Values in a scenario file, where what an alias stands for counts each time."""
+"""The most values in a scenario file; what an alias stands for counts each time."""
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -75,7 +75,7 @@ OLD_NAMES = {
     "quantise": "quantize",
     "switching": "relu_curvature",
 }
-"""What fields, options, defenses and values were called before version 0.2: they are still read."""
+"""Names of fields, options, defenses and values before version 0.2, which are still accepted."""
 
 
 def _renamed(name: Any) -> Any:
@@ -115,7 +115,7 @@ class TrainingPart(_Part):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        """Settings that a client would refuse are refused here, before any work."""
+        """Refuse settings that a client would refuse, before any work starts."""
         fields = self.model_dump(include=TrainingPart.model_fields.keys() - {"normalize"})
         pair = None if isinstance(self.normalize, str) else self.normalize
         try:
@@ -129,7 +129,7 @@ class ClientPart(TrainingPart):
     """The clients under attack.
 
     Attributes:
-        count: how many of them, each with data of its own.
+        count: how many clients there are, each with its own data.
         examples: how many images each has.
         pick: which images: the ``first`` ones in order, ``random`` ones, or those of one
             ``writer`` each.
@@ -146,8 +146,8 @@ class FederationPart(TrainingPart):
     """Rounds of federated averaging that come before the attack, on the other images.
 
     Attributes:
-        rounds: how many.
-        clients: how many share the data; with ``split: writer`` there is one per writer.
+        rounds: how many rounds there are.
+        clients: how many clients share the data; with ``split: writer`` there is one per writer.
         split: ``iid``, ``dirichlet`` (with ``concentration``) or ``writer``.
         participation: probability that a client takes part in a round.
     """
@@ -162,7 +162,7 @@ class FederationPart(TrainingPart):
 def resolved_options(
     name: str, factory: Callable[..., object], given: dict[str, Any]
 ) -> dict[str, Any]:
-    """All keyword arguments of ``factory``: those ``given``, checked, and its defaults."""
+    """Return all keyword arguments of ``factory``: the checked ``given`` ones and its defaults."""
     hints, options = get_type_hints(factory), {}
     if inspect.isclass(factory):
         hints = get_type_hints(factory.__init__)
@@ -185,11 +185,11 @@ def resolved_options(
 
 
 class AttackPart(_Part):
-    """One attack: a recipe's name, its options, and what it is told.
+    """One attack: a recipe's name, its options, and what the attacker knows.
 
     Attributes:
-        name: of the recipe (see ``leakmeter list attacks``).
-        label: how the report calls it; the name by default.
+        name: the name of the recipe (see ``leakmeter list attacks``).
+        label: what the report calls it; the name by default.
         labels: ``recovered`` from the update, or ``known`` to the attacker (an assumption).
         aware: whether the attacker uses what it knows about how updates are encoded.
         options: keyword arguments of the recipe, such as ``iterations``.
@@ -212,7 +212,7 @@ class AttackPart(_Part):
         return self
 
     def build(self) -> Attack:
-        """The recipe with these options."""
+        """Build the recipe with these options."""
         return RECIPES[self.name](**self.options)
 
 
@@ -233,7 +233,7 @@ class DefensePart(_Part):
         return self
 
     def build(self) -> Defense:
-        """The defense with these options."""
+        """Build the defense with these options."""
         return DEFENSES[self.name](**self.options)
 
 
@@ -244,7 +244,7 @@ class Protection(_Part):
     ``{label: ..., parts: [...]}``.
 
     Attributes:
-        label: how the report calls it; by default the names, and the options that were given.
+        label: what the report calls it; by default the names and the given options.
         parts: the defenses.
     """
 
@@ -271,16 +271,16 @@ class Protection(_Part):
         return self
 
     def build(self) -> tuple[Defense, ...]:
-        """The defenses, in order."""
+        """Build the defenses, in order."""
         return tuple(part.build() for part in self.parts)
 
 
 NONE = "none"
-"""What the absence of defenses is called."""
+"""The name for the absence of defenses."""
 
 
 def _described(parts: Any) -> str:
-    """Names of the defenses, each with the options given to it."""
+    """Describe the defenses by name, each with the options given to it."""
     words = []
     for part in parts if isinstance(parts, list | tuple) else ():
         if isinstance(part, dict):
@@ -297,10 +297,10 @@ class UtilityPart(_Part):
     ``client.examples`` images each.
 
     Attributes:
-        rounds: of federated averaging.
-        clients: how many take part, at most as many as there are images for.
+        rounds: rounds of federated averaging.
+        clients: how many clients take part, at most as many as there are images for.
         test: share of the images kept for the test.
-        seeds: how often it is repeated, each time with another split.
+        seeds: how often the training is repeated, each time with another split.
     """
 
     rounds: PositiveInt = 10
@@ -310,20 +310,20 @@ class UtilityPart(_Part):
 
 
 class Scenario(_Part):
-    """Everything an audit does, with nothing left to chance.
+    """A complete, reproducible description of an audit.
 
     Attributes:
         name: title of the report.
         seed: decides which images the clients get, their order, and every attack's start.
         device: where to compute: ``cpu``, ``cuda``, ``mps``.
         compiling: whether to compile the steps of attacks: ``never``, ``always``, or ``auto`` when
-            that is expected to save time. The clock decides, so last bits may vary between runs.
+            that is expected to save time. That depends on timing, so last bits may vary.
         model: the network that clients receive.
         data: the images they hold.
         client: the clients under attack.
         federation: training that comes before, or ``None`` for a fresh network.
-        attacks: what is tried on every client.
-        defenses: what clients do against it; each is tried by itself.
+        attacks: the attacks tried on every client.
+        defenses: what clients do against them; each is tried by itself.
         vary: lists of values by the path of their field, such as ``client.epochs``; all
             combinations are tried.
         utility: training that measures the accuracy each defense leaves, or ``None``.
@@ -391,7 +391,7 @@ class Scenario(_Part):
         return self
 
     def settings(self) -> list[tuple[str, Scenario]]:
-        """Every combination of the varied values: what it is called, and its scenario."""
+        """Return every combination of the varied values: its name and its scenario."""
         if not self.vary:
             return [("", self)]
         plain = self.model_dump(mode="json", exclude={"vary"})
@@ -430,12 +430,12 @@ class Scenario(_Part):
             raise LeakmeterError("\n".join(f"{path}: {line}" for line in found)) from None
 
     def dump(self) -> str:
-        """The scenario as YAML with every default filled in."""
+        """Return the scenario as YAML with every default filled in."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
 
 def _check_size(root: yaml.Node | None) -> None:
-    """Refuse a file that aliases blow up, or that contains itself."""
+    """Refuse a file whose aliases expand too far, or that contains itself."""
     sizes: dict[int, int] = {}
 
     def size(node: yaml.Node | None) -> int:
@@ -456,7 +456,7 @@ def _is_pair(part: yaml.Node | tuple[yaml.Node, yaml.Node]) -> bool:
 
 
 def _with(content: Any, path: list[str], value: Any) -> Any:
-    """``content`` with another value at ``path``."""
+    """Return ``content`` with another value at ``path``."""
     if not path:
         return value
     inner = content if isinstance(content, dict) else {}

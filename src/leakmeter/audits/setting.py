@@ -39,7 +39,7 @@ Defenses = tuple[Defense, ...]
 
 @dataclass(frozen=True)
 class Setting:
-    """Whom to attack: all that clients and their data follow from.
+    """Whom to attack: everything that determines the clients and their data.
 
     Attributes:
         model: the network.
@@ -48,7 +48,7 @@ class Setting:
         federation: training that comes before, or ``None``.
         seed: decides which images the clients get, and their order.
         device: where to compute.
-        lpips: weights of that metric, or ``None``.
+        lpips: weights of the LPIPS metric, or ``None``.
     """
 
     model: ModelPart
@@ -61,17 +61,17 @@ class Setting:
 
     @classmethod
     def of(cls, scenario: Scenario) -> Setting:
-        """Of a scenario with nothing left to vary."""
+        """Take the setting from a scenario with nothing left to vary."""
         return cls(**{each.name: getattr(scenario, each.name) for each in fields(cls)})
 
 
 @dataclass(frozen=True, eq=False)
 class Victims:
-    """Whom one trial attacks: a client, or several of whose updates the server sees the sum.
+    """Whom one trial attacks: a client, or several clients whose summed updates the server sees.
 
     Attributes:
         truth: everything they trained on.
-        clients: one, or those that are summed.
+        clients: the one client, or those whose updates are summed.
         line_ups: images that none of them has.
     """
 
@@ -80,7 +80,7 @@ class Victims:
     line_ups: Dataset
 
     def undefended(self) -> Victims:
-        """The same with the same network and no other defense."""
+        """Return the same victims without defenses, except for a network that one changed."""
         return replace(self, clients=tuple(each.without_defenses() for each in self.clients))
 
 
@@ -92,7 +92,7 @@ class Sent:
         victims: who sent it.
         update: what the server sees of them.
         size: bytes that one of them sends.
-        path: how straight it went, if that is measured.
+        path: how straight its path was, if that is measured.
     """
 
     victims: Victims
@@ -106,7 +106,7 @@ class Stage:
     """A setting with its images, ready to be attacked.
 
     Attributes:
-        setting: what was asked for.
+        setting: the setting that was asked for.
         dataset: all images.
         chosen: indices of the images of each client under attack.
     """
@@ -116,7 +116,7 @@ class Stage:
     chosen: list[Tensor]
 
     def check(self, defenses: Defenses) -> None:
-        """Refuse what could not be done, before any work starts."""
+        """Refuse what cannot be done, before any work starts."""
         check_measurable(self.dataset.shape)
         if self.setting.lpips is not None:
             Lpips.load(self.setting.lpips)
@@ -137,7 +137,7 @@ class Stage:
 
     @cached_property
     def fresh_network(self) -> nn.Module:
-        """At round 0."""
+        """Build the network at round 0."""
         channels, height, _ = self.dataset.shape
         part = self.setting.model
         model = models.build(
@@ -146,7 +146,7 @@ class Stage:
         return model.to(usable(self.setting.device))
 
     def network(self, on_round: OnRound | None = None) -> nn.Module:
-        """As clients under attack receive it, which may take some rounds of training."""
+        """Return the network as attacked clients receive it, which may take rounds of training."""
         part = self.setting.federation
         if part is None:
             return self.fresh_network
@@ -162,18 +162,18 @@ class Stage:
 
     @cached_property
     def lpips(self) -> Lpips | None:
-        """The metric, if there is one."""
+        """Load the LPIPS metric, if the setting has one."""
         return None if self.setting.lpips is None else Lpips.load(self.setting.lpips)
 
     @cached_property
     def pool(self) -> Dataset:
-        """Images that no client under attack has."""
+        """The images that no client under attack has."""
         kept = torch.ones(len(self.dataset), dtype=torch.bool)
         kept[torch.cat(self.chosen)] = False
         return self.dataset.select(kept.nonzero().flatten())
 
     def victims(self, model: nn.Module, defenses: Defenses, number: int) -> Victims:
-        """A client under attack, with the others that its update is summed up with."""
+        """Return a client under attack and the others whose updates are summed with its own."""
         part = self.setting.client
         others = math.prod(defense.clients for defense in defenses) - 1
         borrowed = others * part.examples
@@ -220,7 +220,7 @@ class Stage:
 
 
 def images(cache: Cache, part: DataPart) -> Dataset:
-    """All images; settings that differ otherwise share them."""
+    """Load all images; settings that differ in other respects share them."""
     return data.load(part.source, size=part.size)
 
 
@@ -231,18 +231,18 @@ def stage(cache: Cache, setting: Setting) -> Stage:
 
 
 def network(cache: Cache, setting: Setting) -> nn.Module:
-    """What clients under attack receive."""
+    """Return the network that clients under attack receive."""
     return cache.get(stage, setting).network()
 
 
 def victims(cache: Cache, setting: Setting, defenses: Defenses, number: int) -> Victims:
-    """A client of the setting, and whom it is summed up with."""
+    """Return a client of the setting and those whose updates are summed with its own."""
     model = cache.get(network, setting)
     return cache.get(stage, setting).victims(model, defenses, number)
 
 
 def sent(cache: Cache, setting: Setting, defenses: Defenses, number: int, walked: bool) -> Sent:
-    """What the client sends after its training; its path is measured on the way if ``walked``."""
+    """Return what the client sends after training; its path is measured if ``walked``."""
     attacked = cache.get(victims, setting, defenses, number, most=4)
     own, *others = attacked.clients
     first, path = walk(own) if walked else (share(setting, own), None)
@@ -252,7 +252,7 @@ def sent(cache: Cache, setting: Setting, defenses: Defenses, number: int, walked
 
 
 def plain(cache: Cache, setting: Setting, defenses: Defenses, number: int, walked: bool) -> Update:
-    """What the server would see if the same network were trained without defenses."""
+    """Return what the server would see if the same network were trained without defenses."""
     if not defenses:
         return cache.get(sent, setting, defenses, number, walked, most=4).update
     attacked = cache.get(victims, setting, defenses, number, most=4).undefended()
@@ -261,17 +261,17 @@ def plain(cache: Cache, setting: Setting, defenses: Defenses, number: int, walke
 
 
 def share(setting: Setting, client: Client) -> Update:
-    """Weights or one gradient, as the setting says."""
+    """Return weights or one gradient, as the setting says."""
     return client.gradient() if setting.client.shares == "gradient" else client.train()
 
 
 def training(part: TrainingPart) -> dict[str, Any]:
-    """The settings of a client's training, for :class:`~leakmeter.federated.client.Client`."""
+    """Return the training settings for :class:`~leakmeter.federated.client.Client`."""
     return {name: getattr(part, name) for name in TrainingPart.model_fields}
 
 
 def choose(setting: Setting, dataset: Dataset) -> list[Tensor]:
-    """Indices of the images of each client under attack, no image twice."""
+    """Choose the images of each client under attack, as indices without repeats."""
     client = setting.client
     wanted = client.count * client.examples
     if wanted >= len(dataset):

@@ -1,4 +1,4 @@
-"""What is done on clients that a scenario describes: trained here, attacked, and measured."""
+"""The work on clients that a scenario describes: train them here, attack, and measure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FOUND, TRUTH = "reconstruction.safetensors", "truth.safetensors"
 """The files of an attack: what it found, and what the client had."""
 
 UNAWARE: dict[str, Any] = {"sparse": False, "bits": None, "distorted": ()}
-"""What the protocol says to an attack that does not know how updates are sent."""
+"""Protocol fields for an attack that does not know how updates are encoded."""
 
 
 class _Result(BaseModel):
@@ -46,11 +46,11 @@ class AttackOutcome(_Result):
     """The numbers of an attack, or of its baseline.
 
     Attributes:
-        scores: against the truth, if there is one.
+        scores: scores against the truth, if there is one.
         chance: re-identification rate of a blind guess.
         protocol: what the attack was told about the client.
-        bytes_sent: by one client.
-        replay: how well training on what was found explains the update, 1 being fully.
+        bytes_sent: bytes sent by one client.
+        replay: how well training on what was found explains the update (1: fully).
     """
 
     kind: Literal["attack"] = "attack"
@@ -62,7 +62,7 @@ class AttackOutcome(_Result):
 
 
 class UtilityOutcome(_Result):
-    """What can be learned from such clients."""
+    """How well a network can learn from such clients."""
 
     kind: Literal["utility"] = "utility"
     utility: Utility
@@ -98,7 +98,7 @@ class OnClient:
     walked: bool
 
     def stage(self, context: Context) -> Stage:
-        """The setting, unless its images have changed since the audit was planned."""
+        """Load the setting, unless its images have changed since the audit was planned."""
         on = context.worker.cache.get(stage, self.setting)
         if on.dataset.fingerprint != self.images:
             raise LeakmeterError(
@@ -107,13 +107,13 @@ class OnClient:
         return on
 
     def victims(self, context: Context) -> Victims:
-        """The client, and whom it is summed up with."""
+        """Return the client and those whose updates are summed with its own."""
         self.stage(context)
         whose = (self.setting, self.defenses, self.client)
         return context.worker.cache.get(victims, *whose, most=4)
 
     def sent(self, context: Context) -> Sent:
-        """What the server sees."""
+        """Return what the server sees."""
         self.stage(context)
         whose = (self.setting, self.defenses, self.client, self.walked)
         return context.worker.cache.get(sent, *whose, most=4)
@@ -140,7 +140,7 @@ class AttackClient(OnClient):
         return self.measured(context, update, found.size)
 
     def measured(self, context: Context, update: Update, size: int | None) -> Done:
-        """Attack ``update`` and hold what is found against the truth."""
+        """Attack ``update`` and compare what is found with the truth."""
         on, attacked = self.stage(context), self.victims(context)
         truth, pool = attacked.truth, attacked.line_ups
         options = RunOptions(
@@ -165,7 +165,7 @@ class AttackClient(OnClient):
 class AttackNoise(AttackClient):
     """The baseline: the same attack on noise of the same size.
 
-    It knows of no defense, but of the network that one has changed.
+    It ignores all defenses, except for a network that one has changed.
     """
 
     def do(self, context: Context) -> Done:
@@ -177,26 +177,26 @@ class AttackNoise(AttackClient):
 
 @dataclass(frozen=True)
 class MeasureUtility(OnClient):
-    """What a network learns from such clients.
+    """Measure what a network learns from such clients.
 
     Attributes:
-        part: how that is measured.
+        part: how to measure it.
     """
 
     part: UtilityPart
 
     def do(self, context: Context) -> Done:
-        """Train, and test."""
+        """Train and test."""
         utility = measured_utility(self.stage(context), self.defenses, self.part, context.step)
         return Done(UtilityOutcome(utility=utility), {})
 
 
 @dataclass(frozen=True)
 class MeasurePath(OnClient):
-    """How straight a client's path was: it is measured while the client trains."""
+    """Measure how straight a client's path is while the client trains."""
 
     def do(self, context: Context) -> Done:
-        """Let it train, unless it has."""
+        """Train the client unless it has been trained."""
         path = self.sent(context).path
         if path is None:
             raise LeakmeterError("this client's path was not measured")
@@ -206,7 +206,7 @@ class MeasurePath(OnClient):
 def finished(
     context: Context, outcome: AttackOutcome, found: Reconstruction, truth: Truth | None
 ) -> Done:
-    """What a trial with an attack leaves."""
+    """Return the output of a trial with an attack."""
     files = {FOUND: context.scratch / FOUND}
     found.save(files[FOUND])
     if truth is not None:
@@ -217,6 +217,6 @@ def finished(
 
 
 def read_truth(path: Path) -> Truth:
-    """What the client had."""
+    """Read what the client had."""
     tensors, _ = read_safetensors(path)
     return Truth(tensors["images"], tensors["labels"])

@@ -1,4 +1,4 @@
-"""What a defense costs: the accuracy that is left."""
+"""Measures what a defense costs: the accuracy that remains."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Follow = Callable[[int, int], None]
 def measured_utility(
     stage: Stage, defenses: Defenses, part: UtilityPart, follow: Follow | None = None
 ) -> Utility:
-    """Accuracy of a network trained by clients of this configuration, on images none of them had.
+    """Measure the accuracy of a network trained by such clients, on images none of them had.
 
-    It starts afresh, even where the attacked clients join later: by then the network has seen all
-    images.
+    The network starts afresh, even if the attacked clients join later: by then it would have seen
+    all images.
     """
-    # Adding up updates in secret changes nothing about their sum.
+    # Secure aggregation does not change the sum of the updates.
     defenses = tuple(each for each in defenses if each.clients == 1)
     pool, setting = stage.pool, stage.setting
     began, accuracies = time.perf_counter(), []
@@ -62,7 +62,7 @@ def measured_utility(
 
 
 def check_utility(stage: Stage, part: UtilityPart) -> None:
-    """Refuse a training that could not be done, before any work starts."""
+    """Refuse training that cannot be done, before any work starts."""
     if stage.setting.client.shares == "gradient":
         raise LeakmeterError(
             "utility: clients that share one gradient are not trained here: take utility out, or "
@@ -74,7 +74,7 @@ def check_utility(stage: Stage, part: UtilityPart) -> None:
 def _shared_out(
     pool: Dataset, part: UtilityPart, examples: int, seed: int
 ) -> tuple[Dataset, list[Dataset]]:
-    """A test set, and what each client has."""
+    """Split into a test set and what each client has."""
     order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(seed))
     kept = max(1, round(part.test * len(pool)))
     shares = [share for share in order[kept:].split(examples) if len(share) == examples]
@@ -87,7 +87,7 @@ def _shared_out(
 
 
 def _accuracy(model: nn.Module, test: Dataset, stage: Stage) -> float:
-    """Share of the test images that the network names rightly."""
+    """Return the share of the test images that the network classifies correctly."""
     client = Client(model, test.images, test.labels, **training(stage.setting.client))
     model.eval()
     with torch.no_grad():

@@ -30,7 +30,7 @@ app.command()(catalog.show)
 app.command()(catalog.bench)
 
 INTERRUPTED = 130
-"""What typer returns after Ctrl-C, and the shell's code for it."""
+"""The code that typer returns after Ctrl-C, and the shell's code for it."""
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     if code == INTERRUPTED:
         typer.secho("stopped: run the same command again to go on", err=True)
-        with contextlib.suppress(OSError):  # nobody listens any more
+        with contextlib.suppress(OSError):  # nobody is listening anymore
             sys.stdout.flush()
-        os._exit(code)  # whoever pressed Ctrl-C need not wait a second until torch is taken down
+        os._exit(code)  # do not make whoever pressed Ctrl-C wait while torch shuts down
     sys.exit(code or 0)

@@ -32,7 +32,7 @@ LEAKED = 1
 """Exit code of an audit that found more leakage than it was told to accept."""
 
 INCOMPLETE = 3
-"""Exit code of an audit some of whose attacks failed."""
+"""Exit code of an audit in which some attacks failed."""
 
 
 class Format(StrEnum):
@@ -50,19 +50,19 @@ def audit(
     ],
     out: PLACE,
     model: Annotated[
-        str | None, typer.Option(help="Of recorded updates: a name, or package.module:factory.")
+        str | None, typer.Option(help="Network of the records: a name or package.module:factory.")
     ] = None,
-    attack: Annotated[str, typer.Option(help="On recorded updates.")] = "auto",
+    attack: Annotated[str, typer.Option(help="The attack on recorded updates.")] = "auto",
     option: OPTIONS = None,
     truth: Annotated[
-        Path | None, typer.Option(help="Folder of what recorded clients had: client-3.npz, ...")
+        Path | None, typer.Option(help="Folder of the recorded clients' data: client-3.npz, ...")
     ] = None,
     distractors: Annotated[
-        str | None, typer.Option(help="Data set for line-ups; else the other clients' images.")
+        str | None, typer.Option(help="Data set for line-ups; by default, other clients' images.")
     ] = None,
     known: Annotated[
         list[str] | None,
-        typer.Option(help="What recorded updates do not say, as epochs=5; repeatable."),
+        typer.Option(help="A setting that the records lack, such as epochs=5; repeatable."),
     ] = None,
     fail_above: FAIL_ABOVE = None,
     processes: PROCESSES = None,
@@ -72,8 +72,8 @@ def audit(
 ) -> None:
     """Simulate clients, attack their updates, measure what came out, and write a report.
 
-    With a folder of recorded updates, attack those. Run it again to go on after an interruption:
-    finished work is kept. Two audits into the same folder share the work.
+    Given a folder of recorded updates, attack those instead. Run the command again to resume after
+    an interruption: finished work is kept. Two audits that use the same folder share the work.
     """
     from leakmeter.audits import Scenario, run, run_recorded
 
@@ -98,7 +98,7 @@ def _recorded(
     distractors: str | None,
     known: list[str] | None,
 ) -> RecordedAudit:
-    """What to do with recorded updates."""
+    """Describe the audit of recorded updates."""
     from pydantic import ValidationError
 
     from leakmeter.audits.captured import named_values
@@ -133,10 +133,10 @@ def advise(
     ray: RAY = None,
     budget: BUDGET = None,
 ) -> None:
-    """Turn the cheap knobs of a scenario one by one: what stops the leak at the least cost?
+    """Change the cheap settings of a scenario one by one: what stops the leak at the least cost?
 
-    Local epochs, batch size, local data size, clipping with noise, sparse updates. Run it again
-    to go on after an interruption.
+    These are local epochs, batch size, local data size, clipping with noise, and sparse updates.
+    Run the command again to resume after an interruption.
     """
     from leakmeter.audits import Scenario, knobs, run
     from leakmeter.execution.store import Store
@@ -149,7 +149,7 @@ def advise(
 
 
 def report(out: FINISHED, fail_above: FAIL_ABOVE = None) -> None:
-    """Write the report of an audit from what is finished, also while it runs."""
+    """Write the report of an audit from what is finished, even while it runs."""
     from leakmeter.audits import Folder
 
     evidence, provenance = Folder(out).read()
@@ -157,7 +157,7 @@ def report(out: FINISHED, fail_above: FAIL_ABOVE = None) -> None:
 
 
 def status(out: FINISHED) -> None:
-    """Say how far an audit is: done, running, failed, and how long it will take."""
+    """Show the progress of an audit: done, running, failed, and the time left."""
     from leakmeter.audits import Folder
     from leakmeter.report import export
 
@@ -170,19 +170,19 @@ def results(
     format: Annotated[Format, typer.Option(help="For a person or for a program.")] = Format.TABLE,
     to: Annotated[Path | None, typer.Option(help="File to write; needed for parquet.")] = None,
 ) -> None:
-    """List every finished attack of an audit, also while it runs."""
+    """List every finished attack of an audit, even while it runs."""
     from leakmeter.audits import Folder
     from leakmeter.report import export
 
     rows = Folder(out).rows()
     if to is not None and format is Format.TABLE:
-        raise LeakmeterError("--to: a file is csv, json or parquet: say which by --format")
+        raise LeakmeterError("--to: a file is csv, json or parquet: choose one with --format")
     if to is not None:
         export.write(rows, format, to)
     elif format is Format.TABLE:
         export.show(rows)
     elif format is Format.PARQUET:
-        raise LeakmeterError("--format parquet is not for the eye: name a file by --to")
+        raise LeakmeterError("--format parquet is a binary format: name a file with --to")
     else:
         text = export.as_csv(rows) if format is Format.CSV else export.as_json(rows)
         typer.echo(text, nl=False)
@@ -191,13 +191,13 @@ def results(
 def _resources(
     processes: int | None, threads: int | None, ray: str | None, budget: str | None
 ) -> Resources:
-    """One process per core, unless asked otherwise."""
+    """Use one process per core unless asked otherwise."""
     from leakmeter.audits import Resources
     from leakmeter.execution.budget import parse_budget
     from leakmeter.execution.executors import cores
 
     if ray is not None and processes is not None:
-        raise LeakmeterError("--processes: with --ray the cluster says how many: take one out")
+        raise LeakmeterError("--processes: with --ray the cluster decides how many: drop one")
     return Resources(
         processes=processes or cores(),
         threads=threads,
@@ -212,7 +212,7 @@ def _conclude(
     out: str,
     fail_above: float | None = None,
 ) -> None:
-    """Write what was found, say it in a sentence, and fail if it is more than is accepted."""
+    """Write the report, print its conclusion, and fail if more leaked than is accepted."""
     from leakmeter.front import concluded
 
     found = concluded(evidence, provenance, out)
@@ -239,17 +239,17 @@ def _conclude(
 
 
 def compare(
-    before: Annotated[Path, typer.Argument(help="Folder of an audit, or its results.json.")],
-    after: Annotated[Path, typer.Argument(help="Another one.")],
+    before: Annotated[Path, typer.Argument(help="The folder of an audit, or its results.json.")],
+    after: Annotated[Path, typer.Argument(help="The folder or results.json of another audit.")],
 ) -> None:
-    """Set two audits side by side: did leakage rise, fall, or can nobody tell?"""
+    """Compare two audits: did leakage rise, fall, or is the difference unclear?"""
     from leakmeter import report
 
     report.show_comparison(_judged(before), _judged(after))
 
 
 def _judged(path: Path) -> Results:
-    """What an audit found: by its folder if there is one, else by its numbers."""
+    """Load what an audit found, from its folder if there is one, else from its numbers."""
     from leakmeter.audits import Folder
     from leakmeter.judge import Results, judge
 

@@ -1,4 +1,4 @@
-"""The command that attacks what somebody captured."""
+"""The command that attacks captured updates."""
 
 from __future__ import annotations
 
@@ -13,45 +13,46 @@ from leakmeter.cli.options import OPTIONS, OUT, command_line
 def attack(
     updates: Annotated[
         list[Path],
-        typer.Argument(help="A captured update (safetensors), or several of the same examples."),
+        typer.Argument(help="A captured update (safetensors), or several from the same examples."),
     ],
-    model: Annotated[str, typer.Option(help="A built-in name, or package.module:factory.")],
+    model: Annotated[str, typer.Option(help="A built-in network or package.module:factory.")],
     out: OUT,
     attack: Annotated[str, typer.Option(help="The recipe: see 'leakmeter list attacks'.")] = "auto",
-    iterations: Annotated[int | None, typer.Option(help="Instead of the paper's.")] = None,
+    iterations: Annotated[int | None, typer.Option(help="Override the paper's number.")] = None,
     option: OPTIONS = None,
     labels: Annotated[
-        str | None, typer.Option(help="Labels the attacker knows, as 3,14,15 (an assumption).")
+        str | None, typer.Option(help="Labels the attacker is assumed to know, such as 3,14,15.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the random start.", min=0, max=2**63 - 1)] = 0,
-    device: Annotated[str | None, typer.Option(help="Such as cuda or mps.")] = None,
-    input_shape: Annotated[str | None, typer.Option(help="Of one image, as 3,32,32.")] = None,
-    classes: Annotated[int | None, typer.Option(help="Outputs of the network.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random start.", min=0, max=2**63 - 1)] = 0,
+    device: Annotated[str | None, typer.Option(help="Device, such as cuda or mps.")] = None,
+    input_shape: Annotated[str | None, typer.Option(help="Shape of an image: 3,32,32.")] = None,
+    classes: Annotated[int | None, typer.Option(help="Number of outputs of the network.")] = None,
     normalize: Annotated[
         str | None, typer.Option(help="A data set's name, 'none', or mean,..:std,..")
     ] = None,
-    batchnorm: Annotated[str | None, typer.Option(help="Of the client: eval or train.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Of the client.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Of the client.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Step size of the client.")] = None,
+    batchnorm: Annotated[str | None, typer.Option(help="The client's: eval or train.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="The client's local epochs.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="The client's batch size.")] = None,
+    lr: Annotated[float | None, typer.Option(help="The client's learning rate.")] = None,
     optimizer: Annotated[
-        str | None, typer.Option(help="Of the client: sgd, adam or adamw.")
+        str | None, typer.Option(help="The client's optimizer: sgd, adam or adamw.")
     ] = None,
-    momentum: Annotated[float | None, typer.Option(help="Of the client's SGD.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="Of the client.")] = None,
-    label_smoothing: Annotated[float | None, typer.Option(help="Of the client's loss.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Momentum of the client's SGD.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="The client's weight decay.")] = None,
+    label_smoothing: Annotated[float | None, typer.Option(help="In the client's loss.")] = None,
     reduction: Annotated[
-        str | None, typer.Option(help="Of the client's loss: mean or sum.")
+        str | None, typer.Option(help="Reduction of the client's loss: mean or sum.")
     ] = None,
     sparse: Annotated[
-        bool | None, typer.Option("--sparse", help="Zeros were left out by the client.")
+        bool | None, typer.Option("--sparse", help="The client left the zeros out of the update.")
     ] = None,
-    bits: Annotated[int | None, typer.Option(help="The update was rounded to so many.")] = None,
+    bits: Annotated[int | None, typer.Option(help="Bits to which the update was rounded.")] = None,
 ) -> None:
     """Attack a captured update. No ground truth is needed.
 
-    What the update's file does not say about the client's training, say by the options. Several
-    updates that a client made from the same examples (rounds, epochs) are reconstructed together.
+    Use the options to state what the update's file does not say about the client's training.
+    Several updates that a client made from the same examples (rounds, epochs) are reconstructed
+    together.
     """
     from leakmeter import report
     from leakmeter.audits.captured import attack_captured, recipe_options

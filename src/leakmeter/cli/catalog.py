@@ -1,4 +1,4 @@
-"""Commands that show what there is, and how well it does on the papers' own tables."""
+"""Commands that list what is available, and how well it does on the papers' own tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Kind(StrEnum):
 
 
 def list_(
-    what: Annotated[Kind | None, typer.Argument(help="All of them if not given.")] = None,
+    what: Annotated[Kind | None, typer.Argument(help="Everything by default.")] = None,
 ) -> None:
     """List attacks, defenses, models and datasets."""
     from leakmeter import data, models
@@ -53,7 +53,7 @@ def list_(
 
 
 def _told(defense: type[Defense]) -> str:
-    """A defense in some lines: what it is, its options, what the attacker knows."""
+    """Describe a defense in a few lines: what it is, its options, what the attacker knows."""
     options = ", ".join(
         field.name if field.default is dataclasses.MISSING else f"{field.name}={field.default}"
         for field in dataclasses.fields(defense)  # type: ignore[arg-type]
@@ -70,24 +70,24 @@ def show(scenario: SCENARIO) -> None:
 
 
 def bench(
-    table: Annotated[str, typer.Argument(help="Such as sme-2; 'list' names them all.")] = "list",
+    table: Annotated[str, typer.Argument(help="E.g. sme-2; 'list' shows all of them.")] = "list",
     rows: Annotated[
-        list[str] | None, typer.Option(help="Only rows whose names match, as 'femnist*N=10*'.")
+        list[str] | None, typer.Option(help="Only rows whose names match, such as 'femnist*N=10*'.")
     ] = None,
     repeats: Annotated[
-        int | None, typer.Option(help="Of every row: 3, or what fits the budget.", min=1, max=100)
+        int | None, typer.Option(help="For each row: 3, or what fits the budget.", min=1, max=100)
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Folder of cifar100.npz and so on: $LEAKMETER_DATA or data.")
+        Path | None, typer.Option(help="Folder of cifar100.npz etc.; else $LEAKMETER_DATA or data.")
     ] = None,
     out: OUT = Path("out/bench"),
     budget: BUDGET = None,
-    iterations: Annotated[int | None, typer.Option(help="Instead of the papers'.", min=1)] = None,
+    iterations: Annotated[int | None, typer.Option(help="Override the papers'.", min=1)] = None,
     processes: PROCESSES = None,
 ) -> None:
-    """Run a published table and set our numbers beside the paper's.
+    """Run a published table and compare our numbers with the paper's.
 
-    Run it again to go on after an interruption: finished trials are kept.
+    Run the command again to resume after an interruption: finished trials are kept.
     """
     from leakmeter.bench.tables import TABLES, find
 

@@ -1,4 +1,4 @@
-"""Work that is done once, on whatever machine, and never lost; what the work is, it does not know.
+"""Does any kind of work exactly once, on any machine, without losing results.
 
 ``kept`` is for one piece of work in a folder, ``sweep`` for many independent ones in a store.
 """

@@ -1,4 +1,4 @@
-"""What trials cost, tried out on their first iterations; which fit a budget; which come first."""
+"""Estimates the cost of trials from their first iterations, and orders them within a budget."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from leakmeter.execution.memory import peak_memory
 from leakmeter.execution.trial import Job, Outcome, Trial, perform
 
 PROBE = 1.0
-"""Seconds after which a probe has seen enough, once it has seen some iterations."""
+"""Seconds after which a probe may stop, once it has seen some iterations."""
 
 PROBE_AT_MOST = 10.0
 """Seconds after which two iterations are enough."""
@@ -26,11 +26,11 @@ _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 @dataclass(frozen=True)
 class Cost:
-    """What a trial takes.
+    """The cost of a trial.
 
     Attributes:
-        seconds: on one of the executor's processes.
-        memory: the most that its process holds, in bytes.
+        seconds: time on one of the executor's processes.
+        memory: peak memory of its process, in bytes.
     """
 
     seconds: float
@@ -38,7 +38,7 @@ class Cost:
 
 
 def probe(job: Job, worker: Worker) -> Cost | Outcome:
-    """Begin a trial, time its first iterations and pause; one that is over by then is done."""
+    """Start a trial, time its first iterations and pause; it may already finish by then."""
     began, marks = time.perf_counter(), list[tuple[float, int]]()
     whole = 1
 
@@ -68,7 +68,7 @@ def probe(job: Job, worker: Worker) -> Cost | Outcome:
 
 
 def parse_budget(text: str) -> float:
-    """Seconds of a duration such as ``90s``, ``20m`` or ``1.5h``."""
+    """Parse a duration such as ``90s``, ``20m`` or ``1.5h`` into seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
     if match is None or float(match[1]) == 0:
         raise LeakmeterError(f"--budget {text!r}: write it as 90s, 20m or 2h")
@@ -78,16 +78,16 @@ def parse_budget(text: str) -> float:
 def ordered(
     trials: Sequence[Trial], costs: Mapping[str, Cost], budget: float | None
 ) -> list[Trial]:
-    """The trials to be done, the longest first, so that none is left alone at the end.
+    """Return the trials to be done, the longest first, so that none runs alone at the end.
 
-    With a budget those that fit it, by repetition: fewer of all rather than some not at all. Where
-    not even one repetition fits, single trials do, the cheapest first; what has no known cost fits
-    no budget.
+    With a budget, return those that fit it, by repetition: fewer repetitions of all trials rather
+    than none of some. Where not even one repetition fits, choose single trials, the cheapest first.
+    A trial of unknown cost fits no budget.
 
     Args:
-        trials: what is left to do.
-        costs: by what trials that cost the same have in common; without a
-            budget, what is not known comes first.
+        trials: the trials left to do.
+        costs: costs by the key that trials of equal cost share; without a budget, trials of
+            unknown cost come first.
         budget: seconds of all processes together; an early end then leaves whole repetitions.
     """
 

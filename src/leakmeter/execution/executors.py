@@ -1,4 +1,4 @@
-"""Who does the work: this process, or several that can be stopped at any time and may die."""
+"""Executors: this process, or several that can be stopped at any time and may die."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from leakmeter.execution.kept import Pause, Paused, Progress
 from leakmeter.execution.memory import available
 
 SECONDS_TO_STOP = 0.6
-"""After this a process that does not stop by itself is ended."""
+"""Seconds after which a process that does not stop by itself is terminated."""
 
 SECONDS_BETWEEN_REPORTS = 0.2
 
@@ -36,18 +36,18 @@ T = TypeVar("T")
 
 
 class Cache:
-    """What several jobs of one worker need, made once; it lives as long as the worker."""
+    """Holds what several jobs of one worker need, made once; it lives as long as the worker."""
 
     def __init__(self) -> None:
         self._made: dict[Callable[..., Any], OrderedDict[Hashable, Any]] = {}
 
     def get(self, make: Callable[..., T], *arguments: Hashable, most: int = 2) -> T:
-        """``make(self, *arguments)``, or what it was before.
+        """Return ``make(self, *arguments)``, or its earlier result.
 
         Args:
-            make: makes it; it is given this cache first.
-            arguments: everything that it depends on.
-            most: so many results of ``make`` are held, those that were used last.
+            make: makes the value; its first argument is this cache.
+            arguments: everything that the value depends on.
+            most: how many results of ``make`` are kept, the most recently used ones.
         """
         made = self._made.setdefault(make, OrderedDict())
         if arguments not in made:
@@ -62,12 +62,12 @@ class Cache:
 
 @dataclass(frozen=True)
 class Worker:
-    """Who does a job, as the job sees it.
+    """The worker, as the job it is doing sees it.
 
     Attributes:
-        progress: to be told how the job goes on.
-        paused: whether the job is to pause.
-        cache: what earlier jobs of the same worker have left.
+        progress: called with the progress of the job.
+        paused: called to ask whether the job is to pause.
+        cache: results cached by earlier jobs of the same worker.
     """
 
     progress: Progress = lambda done, total, figure: None
@@ -83,7 +83,7 @@ Weigh = Callable[[J], int]
 
 
 def nothing(job: object) -> int:
-    """Weighs nothing."""
+    """Return a weight of zero."""
     return 0
 
 
@@ -92,19 +92,19 @@ class Lost:
     """Takes the place of a result that will never come.
 
     Attributes:
-        reason: in words.
+        reason: the reason in words.
     """
 
     reason: str
 
 
 def usable_memory() -> int:
-    """Bytes that work may take here: most of what is free."""
+    """Return the bytes that work may take here: most of what is free."""
     return int(SPARE * available())
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """Return how many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -114,9 +114,9 @@ class Executor(Protocol):
     """Does jobs.
 
     Attributes:
-        processes: how many at a time.
-        most: bytes of memory that a job can get at the most.
-        share: bytes that each gets where all work at a time.
+        processes: how many processes work at a time.
+        most: the most memory that a job can get, in bytes.
+        share: bytes that each gets if all work at the same time.
     """
 
     processes: int
@@ -130,20 +130,20 @@ class Executor(Protocol):
         follow: Follow[J],
         weigh: Weigh[J] = nothing,
     ) -> Generator[tuple[J, R | Lost], None, None]:
-        """Each job and its result, in the order in which they finish.
+        """Yield each job and its result, in the order in which they finish.
 
         Args:
             work: a function that a new process can import.
             jobs: taken one by one as there is room for them; whoever reads the results may add
-                more, as long as some are under way.
-            follow: follows them.
-            weigh: bytes that a job needs; it waits until they are free.
+                more, as long as some are still running.
+            follow: called with the progress of each job.
+            weigh: returns the bytes that a job needs; it waits until they are free.
         """
         ...
 
 
 class Here:
-    """This process, with all its threads.
+    """An executor that uses this process, with all its threads.
 
     Args:
         cache: what has been made in this process before.
@@ -185,12 +185,12 @@ class _Process:
 
 
 class Pool:
-    """Processes of their own, kept from one :meth:`do` to the next.
+    """An executor with its own processes, kept from one :meth:`do` to the next.
 
     Args:
-        processes: how many at a time.
-        threads: of torch, in each.
-        own_process: whether each job needs one that did and will do nothing else.
+        processes: how many processes work at a time.
+        threads: the number of torch threads in each process.
+        own_process: whether each job needs a process that did and will do nothing else.
     """
 
     def __init__(self, processes: int, threads: int, own_process: bool = False) -> None:
@@ -247,7 +247,7 @@ class Pool:
         process = self._hire() if self._own_process or not self._idle else self._idle.pop()
         process.job = job
         self._busy.append(process)
-        with suppress(ConnectionError):  # one that died is noticed when its news is read
+        with suppress(ConnectionError):  # a dead process is noticed when its messages are read
             process.connection.send((work, job))
 
     def _hire(self) -> _Process:
@@ -261,7 +261,7 @@ class Pool:
 
 
 def _news(process: _Process, follow: Follow[Any]) -> tuple[Any] | None:
-    """The result in a tuple once there is one; shares done are handed on."""
+    """Return the result in a tuple once there is one; pass on the progress."""
     try:
         while process.connection.poll():
             share, news = process.connection.recv()
@@ -285,7 +285,7 @@ def _end(processes: list[_Process]) -> None:
 
 
 def _outlive_nobody() -> None:
-    """End this process at once when its parent is gone, however long the current iteration."""
+    """End this process at once when its parent is gone, even in the middle of an iteration."""
     parent = parent_process()
     assert parent is not None
     parent.join()
@@ -293,7 +293,7 @@ def _outlive_nobody() -> None:
 
 
 def _serve(connection: Connection[Any, Any], stop: Event, threads: int) -> None:
-    """A worker's life: jobs come in, shares and results go out, until the other end closes."""
+    """Run a worker: receive jobs and send progress and results until the other end closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     Thread(target=_outlive_nobody, daemon=True).start()
     torch.set_num_threads(threads)
@@ -305,7 +305,7 @@ def _serve(connection: Connection[Any, Any], stop: Event, threads: int) -> None:
             reported = time.monotonic()
             try:
                 connection.send((done / total, None if figure is None else float(figure)))
-            except OSError:  # nobody is there any more
+            except OSError:  # nobody is there anymore
                 listened = False
 
     worker = Worker(report, lambda: stop.is_set() or not listened)

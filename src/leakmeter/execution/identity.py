@@ -1,4 +1,4 @@
-"""What makes two pieces of work the same: one canonical encoding of what was asked for."""
+"""Decides whether two pieces of work are the same, by a canonical encoding of the request."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from leakmeter.errors import LeakmeterError
 from leakmeter.state import digest
 
 ENCODING = 1
-"""Goes up when the same description would lead to another result; work is then done again."""
+"""Increased when the same description would give another result; work is then done again."""
 
 
 def identity(description: object) -> str:
-    """SHA-256 of a description, the same on every machine and for every version of the package.
+    """Return the SHA-256 of a description, the same on every machine and in every version.
 
     Args:
         description: numbers, texts, tensors, paths, functions and classes, and dataclasses,
@@ -52,7 +52,7 @@ def _encoded(value: Any) -> Any:
         return [_encoded(each) for each in value]
     if isinstance(value, set | frozenset):
         return sorted(_encoded(each) for each in value)
-    # Not made anew in every call, as a lambda is.
+    # A lambda, in contrast, is created anew in every call.
     if callable(value) and "<" not in getattr(value, "__qualname__", "<"):
         return f"{value.__module__}.{value.__qualname__}"
     raise LeakmeterError(

@@ -1,4 +1,4 @@
-"""Unfinished work on disk, so that it survives Ctrl-C and kill -9; finished work is read back."""
+"""Keeps work on disk, so that it survives Ctrl-C and kill -9; finished work is read back."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from leakmeter.execution.identity import identity
 from leakmeter.state import State, read_safetensors, write_safetensors
 
 Progress = Callable[[int, int, SupportsFloat | None], None]
-"""Told after every step how many of how many are done, and a figure that says how well, if there is
-one. To read the figure may cost a device synchronization: the callee decides how often to."""
+"""Called after every step with the steps done, the total, and a figure of merit, if there is one.
+Reading the figure may cost a device synchronization, so the callee decides how often to do it."""
 
 Paused = Callable[[], bool]
-"""Asked after every step whether the work is to pause."""
+"""Called after every step to ask whether the work is to pause."""
 
 
 class Pause(BaseException):
-    """Work has stopped where it can go on: it was asked to. No error, so nothing catches it so."""
+    """Work stopped on request where it can resume. It is not an error, so nothing handles it so."""
 
 
 class Saves(Protocol):
-    """What can be written to a file."""
+    """Something that can be written to a file."""
 
     def save(self, path: Path) -> None:
-        """Write it, whole or not at all."""
+        """Write the file, whole or not at all."""
         ...
 
 
@@ -54,9 +54,9 @@ def kept(
     """Do ``work``, or read its result back if it was finished in ``folder`` before.
 
     Args:
-        work: gets a folder of its own for whatever it keeps on the way, or ``None``.
-        folder: where results are kept; with ``None`` nothing is.
-        name: begins the names of the files.
+        work: called with its own folder for intermediate results, or ``None``.
+        folder: where results are kept; with ``None`` nothing is kept.
+        name: the start of the file names.
         of: everything that the result depends on; see :func:`identity`.
         load: reads a result from its file.
     """
@@ -78,12 +78,12 @@ class Checkpoint:
 
     Args:
         folder: where the file is.
-        name: begins its name.
-        of: what it belongs to; another description is another file.
+        name: the start of its name.
+        of: what it belongs to; another description gets another file.
     """
 
     every = 10.0
-    """Seconds between two writes, at least."""
+    """Minimum seconds between two writes."""
 
     busy = 0.05
     """Share of the time that may be spent on writing."""
@@ -93,7 +93,7 @@ class Checkpoint:
         self._next = time.monotonic() + self.every
 
     def due(self) -> bool:
-        """Whether it is time to write again."""
+        """Return whether it is time to write again."""
         return time.monotonic() >= self._next
 
     def save(self, tensors: State, numbers: Mapping[str, Any] | None = None) -> None:
@@ -102,7 +102,7 @@ class Checkpoint:
         _make(self.path.parent)
         metadata = {
             "numbers": json.dumps(dict(numbers or {})),
-            # Sums depend on how tensors lie in memory, to the last bit, and files do not say it.
+            # The last bits of sums depend on the memory layout, which the file does not record.
             "channels_last": json.dumps([n for n, t in tensors.items() if _is_channels_last(t)]),
         }
         write_safetensors(tensors, metadata, self.path)
@@ -110,7 +110,7 @@ class Checkpoint:
         self._next = now + max(self.every, (now - began) / self.busy)
 
     def load(self) -> tuple[State, dict[str, Any]] | None:
-        """What was saved, or ``None`` if there is nothing that can be read."""
+        """Return what was saved, or ``None`` if there is nothing readable."""
         if not self.path.exists():
             return None
         try:
@@ -128,13 +128,13 @@ class Checkpoint:
 
 
 def cache_folder(given: str | Path | None = None) -> Path:
-    """``given``, else ``$LEAKMETER_CACHE``, else ``~/.cache/leakmeter``."""
+    """Return ``given``, else ``$LEAKMETER_CACHE``, else ``~/.cache/leakmeter``."""
     return Path(given or os.environ.get("LEAKMETER_CACHE") or Path.home() / ".cache/leakmeter")
 
 
 @contextmanager
 def exclusive(name: str) -> Iterator[None]:
-    """Let one process of this machine at a time do what is called ``name``; others wait."""
+    """Let only one process on this machine at a time do the work ``name``; others wait."""
     _make(cache_folder())
     with FileLock(cache_folder() / f"{name}.lock"):
         yield

@@ -1,4 +1,4 @@
-"""How much memory there is, how much was used, and how to be stopped before it runs out."""
+"""Measures available and used memory, and stops a process before memory runs out."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _CONTAINER = {
 }
 
 UNKNOWN = 2**40
-"""Where the system does not say how much memory there is: no guard, then."""
+"""Assumed where the system does not say how much memory there is: then there is no limit."""
 
 
 def available() -> int:
-    """Bytes that new work may take on this machine, or in this container."""
+    """Return the bytes that new work may take on this machine or in this container."""
     if _SYSTEM.exists():
         return min([_field(_SYSTEM, "MemAvailable"), *_in_container()])
     if hasattr(os, "sysconf"):
@@ -29,7 +29,7 @@ def available() -> int:
 
 
 def _in_container() -> list[int]:
-    """Bytes that are left of what the container may hold (cgroups of version 2 and 1)."""
+    """Return the bytes left of the container's memory limits (cgroups of version 2 and 1)."""
     left = []
     for most, used in _CONTAINER.items():
         with suppress(OSError, ValueError):  # not there, or "max"
@@ -38,16 +38,16 @@ def _in_container() -> list[int]:
 
 
 def fresh_peak() -> int:
-    """What this process holds now, where the system can forget its earlier peak."""
+    """Reset the memory peak where the system can, and return what this process holds now."""
     with suppress(OSError):  # only Linux can
         Path("/proc/self/clear_refs").write_text("5")
     return peak_memory()
 
 
 def peak_memory() -> int:
-    """The most this process ever held, in bytes.
+    """Return the most memory that this process ever held, in bytes.
 
-    Linux hands the parent's peak on to a new process in ``ru_maxrss``, so its own is read there.
+    On Linux a new process inherits its parent's peak in ``ru_maxrss``, so its own is read there.
     """
     if _STATUS.exists():
         return _field(_STATUS, "VmHWM")
@@ -61,7 +61,7 @@ def peak_memory() -> int:
 
 @contextmanager
 def at_most(size: int | None) -> Iterator[None]:
-    """Let this process allocate ``size`` bytes in all: more raises an error and kills nobody.
+    """Limit this process to ``size`` bytes in all: more raises an error instead of killing it.
 
     Only Linux counts what is allocated; elsewhere, and for ``None``, there is no limit.
     """
@@ -81,11 +81,11 @@ def at_most(size: int | None) -> Iterator[None]:
 
 
 def is_shortage(error: Exception) -> bool:
-    """Whether ``error`` says that memory could not be had."""
+    """Return whether ``error`` says that memory could not be allocated."""
     return isinstance(error, MemoryError) or "allocate memory" in str(error)
 
 
 def _field(file: Path, name: str) -> int:
-    """A number of kilobytes from one of the kernel's tables, in bytes."""
+    """Read a number of kilobytes from one of the kernel's tables and return it in bytes."""
     lines = dict(line.split(":", 1) for line in file.read_text().splitlines())
     return int(lines[name].split()[0]) * 1024

@@ -1,4 +1,4 @@
-"""What a person sees while work goes on: bars on a terminal, nothing elsewhere."""
+"""Shows progress while work runs: bars on a terminal, nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from leakmeter.execution.trial import Job, Outcome
 SECONDS_BETWEEN_LINES = 0.1
 
 Watch = Callable[[str], AbstractContextManager[OnProgress]]
-"""Announces a piece of work by its name and gives the callback that follows it."""
+"""Announces a piece of work by its name and returns the callback for its progress."""
 
 
 @contextmanager
 def watching(quiet: bool = False) -> Iterator[Watch]:
-    """A :data:`Watch` for one thing at a time; it shows nothing if it is to be ``quiet``."""
+    """Provide a :data:`Watch` for one thing at a time; it shows nothing if ``quiet``."""
     bars = _bars(TextColumn("{task.completed:.0f}/{task.total:.0f}"), quiet=quiet)
 
     @contextmanager
@@ -44,10 +44,10 @@ def watching(quiet: bool = False) -> Iterator[Watch]:
 
 
 class Screen:
-    """Follows many trials: how many are done, what is under way, how long it will take.
+    """Shows the progress of many trials: how many are done, what is running, the time left.
 
     Args:
-        told: puts into words the lowest and the highest figure of what is done.
+        told: describes the lowest and the highest figure of the finished trials.
     """
 
     def __init__(self, told: Callable[[float, float], str] | None = None) -> None:
@@ -73,17 +73,17 @@ class Screen:
         self._bars.stop()
 
     def expect(self, count: int, finished: int) -> None:
-        """There are ``count`` trials, of which some are finished."""
+        """Set the number of trials, and how many of them are finished."""
         self._count, self._before, self._began = count, finished, time.monotonic()
         self._whole = self._bars.add_task("", total=count, completed=finished, figure="")
         self._show()
 
     def estimate(self, seconds: float | None) -> None:
-        """So much time is left, about."""
+        """Set the estimated time left."""
         self._left = None if seconds is None else time.monotonic() + seconds
 
     def follow(self, job: Job, share: float, figure: float | None) -> None:
-        """A trial is under way."""
+        """Show the progress of a running trial."""
         name = job.trial.id
         if name not in self._running:
             self._running[name] = self._bars.add_task(f"  {job.trial.words}", total=1, figure="")
@@ -91,13 +91,13 @@ class Screen:
         self._bars.update(self._running[name], completed=share, figure=_shown(figure))
 
     def pause(self, job: Job) -> None:
-        """A trial is not under way any more."""
+        """Remove a trial that is no longer running."""
         task = self._running.pop(job.trial.id, None)
         if task is not None:
             self._bars.remove_task(task)
 
     def finish(self, job: Job, outcome: Outcome) -> None:
-        """A trial is over."""
+        """Count a trial as over."""
         self.pause(job)
         self._done += outcome.state in ("done", "found")
         self._failed += outcome.state == "failed"
@@ -107,7 +107,7 @@ class Screen:
         self._show()
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays on the screen."""
         self._bars.console.print(text, style="yellow", highlight=False, markup=False)
 
     def _show(self) -> None:
@@ -130,7 +130,7 @@ def _shown(figure: SupportsFloat | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Such as ``40 s``, ``12 min`` or ``3.5 h``."""
+    """Format a duration such as ``40 s``, ``12 min`` or ``3.5 h``."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,4 +1,4 @@
-"""Work spread over many machines by Ray."""
+"""Spreads work over many machines with Ray."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ class RayCluster:
     """A Ray cluster; every machine must reach the results, and have leakmeter and the data.
 
     Args:
-        address: of the cluster, as ``10.0.0.1:6379`` or ``auto``; ``local`` starts one here.
-        threads: of torch, for each trial.
-        own_process: whether each job needs one, which Ray cannot promise.
+        address: the cluster's address, such as ``10.0.0.1:6379`` or ``auto``; ``local`` starts a
+            cluster here.
+        threads: the number of torch threads for each trial.
+        own_process: whether each job needs its own process, which Ray cannot guarantee.
     """
 
     def __init__(self, address: str, threads: int, own_process: bool = False) -> None:
@@ -70,7 +71,7 @@ class RayCluster:
             raise
 
     def _count_machines(self) -> None:
-        """See which are alive: some may have died, or come."""
+        """Check which machines are alive: some may have died or joined."""
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         able = [node for node in nodes if node.get("CPU", 0) >= self._threads]
         if not able:
@@ -98,7 +99,7 @@ class RayCluster:
         follow: Follow[J],
         weigh: Weigh[J] = nothing,
     ) -> Generator[tuple[J, R | Lost], None, None]:
-        """Each job and its result; see :class:`~leakmeter.execution.executors.Executor`.
+        """Yield each job and its result; see :class:`~leakmeter.execution.executors.Executor`.
 
         Ray itself finds a machine with a free core and enough memory, and notices lost ones.
         """
@@ -119,7 +120,7 @@ class RayCluster:
                     yield running.pop(done)[0], self._result(done)
                 if finished:
                     continue
-                with contextlib.suppress(LeakmeterError):  # nobody is there: others may come
+                with contextlib.suppress(LeakmeterError):  # no machine is there: others may join
                     self._count_machines()
                 for stuck in [each for each, (_, room) in running.items() if room > self.most]:
                     ray.cancel(stuck)
@@ -133,7 +134,7 @@ class RayCluster:
     def _result(self, done: Any) -> Any:
         try:
             return self._ray.get(done)
-        except self._ray.exceptions.RayTaskError as error:  # trials keep what goes wrong in them
+        except self._ray.exceptions.RayTaskError as error:  # trials record their own errors
             raise LeakmeterError(
                 f"a machine of the cluster cannot run leakmeter: {_last_line(error)}: install the "
                 "same version of everything on all of them"
@@ -143,12 +144,12 @@ class RayCluster:
 
 
 def _last_line(error: Exception) -> str:
-    """Of a traceback, what went wrong."""
+    """Return the last line of a traceback, which says what went wrong."""
     return "".join(str(error).strip().splitlines()[-1:])
 
 
 def _check_reachable(address: str) -> None:
-    """Refuse an address where nobody answers: Ray itself would try for minutes."""
+    """Refuse an address that does not answer; Ray itself would keep trying for minutes."""
     host, colon, port = address.rpartition("://")[2].rpartition(":")
     if not colon or not port.isdecimal():
         return  # a word, such as auto
@@ -159,7 +160,7 @@ def _check_reachable(address: str) -> None:
 
 
 _CACHE = Cache()
-"""Of a worker process of the cluster, which does many jobs of one audit and of no other."""
+"""The cache of a worker process in the cluster, which serves a single audit."""
 
 
 def _serve(work: Work[J, R], job: J, threads: int) -> R:

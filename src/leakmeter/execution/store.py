@@ -1,4 +1,4 @@
-"""Finished trials, a folder each, whole or not there; on this machine or at any fsspec URL."""
+"""Stores each finished trial in a folder, whole or not at all, locally or at any fsspec URL."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from leakmeter.errors import StorageError
 from leakmeter.execution.kept import cache_folder
 
 SHARED = "shared"
-"""Where trials under way keep what others need as well."""
+"""Folder where running trials keep what others need as well."""
 
 MANIFEST = "manifest.json"
-"""Names every file of a trial with its SHA-256. It is written last: what has none is not there."""
+"""Lists every file of a trial with its SHA-256. Written last: a trial without one is not there."""
 
 
 class Store:
-    """Where an audit leaves everything.
+    """Where an audit stores everything.
 
     ``trials/ID/`` holds a finished trial, ``failed/ID.json`` says why one failed, and
     ``quarantine/`` keeps what was damaged. Work under way is in ``.work/``, or, where the results
@@ -50,7 +50,7 @@ class Store:
         self._work = cache_folder() / "work" / key if self.folder is None else self.folder / ".work"
 
     def prepare(self) -> None:
-        """Make it and check that it can be written to, before any work starts."""
+        """Create the store and check that it can be written to, before any work starts."""
         with self._storing():
             self.fs.makedirs(self.root, exist_ok=True)
             probe = self._path(f".writable-{uuid.uuid4().hex}")  # others may try at the same time
@@ -58,11 +58,11 @@ class Store:
             self.fs.rm_file(probe)
 
     def finished(self) -> list[str]:
-        """Ids of the trials that are there, damaged or not."""
+        """Return the ids of the trials that are there, damaged or not."""
         return self._names("trials")
 
     def sound(self, trial: str, only: str | None = None) -> bool:
-        """Whether a trial is there with every bit of what was written, or of one file of it."""
+        """Return whether a trial, or one file of it, is there exactly as it was written."""
         try:
             manifest = json.loads(self.read(trial, MANIFEST))
             names = manifest if only is None else [only]
@@ -74,25 +74,25 @@ class Store:
             return False
 
     def read(self, trial: str, name: str) -> bytes:
-        """One file of a trial."""
+        """Read one file of a trial."""
         content: bytes = self.fs.cat_file(self._path("trials", trial, name))
         return content
 
     def scratch(self, trial: str) -> Path:
-        """A folder on this machine for a trial under way; an earlier attempt may have left some."""
+        """Return a local folder for a running trial; an earlier attempt may have left files."""
         folder = self._work / trial
         with self._storing():
             folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def forget(self, trial: str) -> None:
-        """Remove what :meth:`scratch` holds of a trial."""
+        """Remove the trial's folder made by :meth:`scratch`."""
         shutil.rmtree(self._work / trial, ignore_errors=True)
         with suppress(OSError):  # others are under way
             self._work.rmdir()
 
     def publish(self, trial: str, files: dict[str, Path]) -> None:
-        """Let a trial appear as a whole, unless it is there already, and forget its failures.
+        """Publish a trial as a whole, unless it is there already, and forget its failures.
 
         Args:
             trial: its id.
@@ -102,8 +102,8 @@ class Store:
         manifest = json.dumps(sums, indent=2).encode()
         with self._storing():
             if self.folder is None:
-                # Two machines may publish it at the same time, and their files get mixed up: the
-                # last one to look sees that and mends it.
+                # Two machines may publish it at the same time and mix up their files: the last
+                # one to check notices and repairs it.
                 while not self.sound(trial):
                     for name, file in files.items():
                         self.fs.pipe_file(self._path("trials", trial, name), file.read_bytes())
@@ -114,7 +114,7 @@ class Store:
         shutil.rmtree(self._work / trial, ignore_errors=True)
 
     def _appear(self, trial: str, files: dict[str, Path], manifest: bytes) -> None:
-        """On a disk one renaming does it; should the power fail, the sums tell."""
+        """Publish on disk by one renaming; after a power failure, the checksums show any damage."""
         assert self.folder is not None
         draft = self._work / trial / "draft"
         shutil.rmtree(draft, ignore_errors=True)
@@ -131,9 +131,10 @@ class Store:
                 raise
 
     def quarantine(self, trial: str) -> None:
-        """Put a damaged trial aside.
+        """Move a damaged trial aside.
 
-        At a URL one without a manifest is none: another machine may just be writing it.
+        At a URL, a trial without a manifest does not count as damaged: another machine may just be
+        writing it.
         """
         if self.folder is None and not self.fs.exists(self._path("trials", trial, MANIFEST)):
             return
@@ -146,7 +147,7 @@ class Store:
         )
 
     def fail(self, trial: str, record: dict[str, Any]) -> None:
-        """Keep why a trial failed."""
+        """Record why a trial failed."""
         self.write(f"failed/{trial}.json", json.dumps(record, indent=2))
 
     def forgive(self, trial: str) -> None:
@@ -155,7 +156,7 @@ class Store:
             self.fs.rm_file(self._path("failed", f"{trial}.json"))
 
     def failures(self) -> dict[str, dict[str, Any]]:
-        """The records of all failures by trial."""
+        """Return the records of all failures by trial."""
         found = {}
         for name in self._names("failed"):
             with suppress(OSError, ValueError):
@@ -164,7 +165,7 @@ class Store:
 
     @contextmanager
     def claim(self, trial: str) -> Iterator[bool]:
-        """Whether the trial is ours for now; the claim ends with this process at the latest.
+        """Try to claim the trial; the claim ends with this process at the latest.
 
         At a URL there are no locks: two audits may do the same work there, with the same result.
         """
@@ -182,12 +183,12 @@ class Store:
             lock.release()
 
     def claimed(self) -> list[str]:
-        """Ids of the trials that some process works on now."""
+        """Return the ids of the trials that some process is working on now."""
         if self.folder is None or not self._work.exists():
             return []
         found = []
         for file in sorted(self._work.glob("*.lock")):
-            # Who may not write there cannot tell.
+            # Without write permission there, this cannot be determined.
             with suppress(StorageError), self.claim(file.stem) as free:
                 if not free:
                     found.append(file.stem)
@@ -209,7 +210,7 @@ class Store:
             _write_whole(self.fs, self._path(name), text)
 
     def text(self, name: str) -> str:
-        """A text file; :class:`FileNotFoundError` if there is none."""
+        """Read a text file; :class:`FileNotFoundError` if there is none."""
         content: bytes = self.fs.cat_file(self._path(name))
         return content.decode()
 
@@ -241,7 +242,7 @@ def _acquired(lock: FileLock) -> bool:
 
 
 def write_whole(path: str | Path, text: str) -> None:
-    """Write a file, or what a URL leads to, so that nobody ever sees half of it."""
+    """Write a local file or one at a URL so that nobody ever sees half of it."""
     fs, place = fsspec.url_to_fs(str(path))
     _write_whole(fs, place, text)
 

@@ -1,4 +1,4 @@
-"""Does all trials that are missing, on whatever executor, and loses none."""
+"""Does all missing trials on any executor and loses none."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from leakmeter.execution.store import Store
 from leakmeter.execution.trial import Job, Outcome, Record, Trial, keep_failure, perform
 
 ATTEMPTS = 3
-"""How often a trial is begun whose process dies; one that fails by itself is not tried again."""
+"""How often a trial is tried if its process dies; one that fails by itself is not retried."""
 
 WORTH_SAYING = 2.0
-"""Seconds of work from which on it is said beforehand how many there will be."""
+"""Work of at least this many seconds is announced with an estimate."""
 
 PAUSE = 0.5
-"""Seconds between two looks at trials that another process does."""
+"""Seconds between two checks on trials that another process is doing."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Resources:
     """How the work is done; the results do not depend on it.
 
     Attributes:
-        processes: at a time; one is this process.
-        threads: of torch in each; by default as many as there are cores for every trial.
+        processes: how many work at a time; with one, it is this process.
+        threads: torch threads in each; by default as many as there are cores for every trial.
         ray: address of a Ray cluster, or ``local``, instead of processes.
-        budget: seconds after which no trial is begun.
+        budget: seconds after which no trial is started.
     """
 
     processes: int = 1
@@ -57,25 +57,25 @@ def sweep(
     screen: Screen,
     cache: Cache | None = None,
 ) -> int:
-    """Do those of ``trials`` that the store does not have; what is damaged there is done again.
+    """Do those of ``trials`` that the store lacks, and repeat those that are damaged there.
 
     Args:
-        store: where they go.
-        trials: all of them, each once.
+        store: where the results go.
+        trials: all trials, each once.
         resources: how the work is done.
-        screen: what a person sees of it.
-        cache: what was made while the trials were planned, for this process.
+        screen: shows the progress.
+        cache: what was made while the trials were planned, for use in this process.
 
     Returns:
-        How many were done here, not by another process meanwhile.
+        How many were done here rather than by another process in the meantime.
     """
     deadline = None if resources.budget is None else time.monotonic() + resources.budget
     missing = _missing(store, trials)
     screen.expect(len(trials), len(trials) - len(missing))
     if not missing:
         return 0
-    # Decided by the whole plan, not by what is left of it: bits depend on the number of threads.
-    # What cores a cluster's machines have is not known here.
+    # This depends on the whole plan, not on what is left of it, because the number of threads
+    # changes the last bits. How many cores a cluster's machines have is not known here.
     threads = resources.threads or (1 if resources.ray else max(1, cores() // len(trials)))
     own_process = any(trial.own_process for trial in missing)
     processes = min(len(missing), resources.processes)
@@ -89,7 +89,7 @@ def sweep(
 
 
 def _missing(store: Store, trials: Sequence[Trial]) -> list[Trial]:
-    """The trials that are not in the store, or not in one piece."""
+    """Return the trials that are missing from the store or damaged there."""
     there = set(store.finished())
     for trial in trials:
         if trial.id in there and not store.sound(trial.id):
@@ -118,7 +118,7 @@ def _executor(
 
 
 class _Sweep:
-    """The state of the work: what waits, what it costs, who has failed how often."""
+    """The state of the work: what is waiting, what it costs, what has failed how often."""
 
     def __init__(self, store: Store, executor: Executor, screen: Screen) -> None:
         self.store, self.executor, self.screen = store, executor, screen
@@ -133,7 +133,7 @@ class _Sweep:
     def begin(
         self, trials: Sequence[Trial], missing: Sequence[Trial], deadline: float | None
     ) -> None:
-        """Find out what trials cost, from finished ones or from the beginning of one of a kind."""
+        """Find out what trials cost, from finished ones or by starting one of each kind."""
         self.waiting = {trial.id: trial for trial in missing}
         self.left.update(trial.alike for trial in missing)
         kinds: dict[str, Trial] = {}
@@ -158,7 +158,7 @@ class _Sweep:
         self.queue.clear()
 
     def finish(self, budget: float | None, deadline: float | None) -> None:
-        """Do what is left, the longest first; with ``budget`` what fits it, by repetition."""
+        """Do what is left, the longest first; with a ``budget``, what fits it, by repetition."""
         plan = ordered(list(self.waiting.values()), self.costs, budget)
         if len(plan) < len(self.waiting):
             self.screen.say(f"{len(plan)} of {len(self.waiting)} trials fit the budget")
@@ -181,7 +181,7 @@ class _Sweep:
         return _Queue(self.queue, deadline)
 
     def _handle(self, job: Job, result: Outcome | Lost) -> None:
-        """Count a job as over, or let it wait for another try."""
+        """Count a job as over, or queue it for another try."""
         trial = job.trial
         if isinstance(result, Lost):
             self.begun[trial.id] += 1
@@ -193,7 +193,7 @@ class _Sweep:
             result = Outcome("failed", f"{result.reason}, {ATTEMPTS} times")
             keep_failure(self.store, trial, result.error)
         elif result.state == "unwritable":
-            raise StorageError(f"{result.error}: mend that and run the same command again")
+            raise StorageError(f"{result.error}: fix that and run the same command again")
         elif result.state == "taken":
             self.screen.pause(job)
             self.taken.append(job)
@@ -216,14 +216,14 @@ class _Sweep:
         self.queue.append(job)
 
     def _job(self, trial: Trial) -> Job:
-        """With a fair share of the memory, or more if it is known to need that."""
+        """Make a job with a fair share of the memory, or more if it is known to need that."""
         cost, memory = self.costs.get(trial.alike), self.executor.share
         if cost is not None:
             memory = max(memory, min(self.executor.most, int(1.25 * cost.memory)))
         return Job(trial, self.store.url, memory=memory)
 
     def _weight(self, job: Job) -> int:
-        """What it is known to need, or all that it may take."""
+        """Return the memory that the job is known to need, or all that it may take."""
         cost, share = self.costs.get(job.trial.alike), self.executor.share
         if cost is None or (job.memory is not None and job.memory > share):
             return job.memory or share
@@ -234,7 +234,7 @@ class _Sweep:
         self.screen.estimate(seconds / self.executor.processes)
 
     def _announce(self, plan: Sequence[Trial]) -> None:
-        """Say beforehand what the work will cost, as far as that is known."""
+        """Announce what the work will cost, as far as that is known."""
         known = [self.costs[trial.alike].seconds for trial in plan if trial.alike in self.costs]
         longest = max([sum(known) / self.executor.processes, *known])
         if len(known) == len(plan) and longest > WORTH_SAYING:
@@ -245,7 +245,7 @@ class _Sweep:
 
 
 class _Queue(Iterator[Job]):
-    """Hands out what waits; what is added later is handed out, too."""
+    """Yields waiting jobs, including any that are added later."""
 
     def __init__(self, jobs: deque[Job], deadline: float | None) -> None:
         self.jobs, self.deadline = jobs, deadline

@@ -1,4 +1,4 @@
-"""One trial: work that depends on no other, known by everything it depends on."""
+"""One trial: independent work, identified by everything it depends on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SPEC, RECORD = "spec.json", "result.json"
 """The files of every trial: what was asked for, and what came out."""
 
 FORMAT = 2
-"""Of :data:`RECORD`; the first had no number."""
+"""The format version of :data:`RECORD`; the first had no number."""
 
 
 class Context(NamedTuple):
@@ -38,7 +38,7 @@ class Context(NamedTuple):
     Attributes:
         scratch: a folder for its files; an earlier attempt may have left some.
         shared: a folder for what several trials of a store need.
-        worker: who does it: where progress is told, and what other trials have left.
+        worker: the worker, which takes progress reports and holds what other trials cached.
     """
 
     scratch: Path
@@ -47,24 +47,24 @@ class Context(NamedTuple):
 
     @property
     def progress(self) -> Progress:
-        """To be told how the work goes on."""
+        """The callback for the progress of the work."""
         return self.worker.progress
 
     def step(self, done: int, total: int, figure: SupportsFloat | None = None) -> None:
-        """Tell how the work goes on, and pause if it is time to; for work that can go on there."""
+        """Report progress, and pause if it is time to; for work that can resume from there."""
         self.worker.progress(done, total, figure)
         if self.worker.paused():
             raise Pause
 
 
 class Done(NamedTuple):
-    """What a trial leaves.
+    """The output of a trial.
 
     Attributes:
         result: the numbers.
-        files: whatever else belongs to it, by name.
-        seconds: that it took in all attempts, if it knows better than the clock.
-        figures: what the screen shows of it.
+        files: all other files that belong to it, by name.
+        seconds: time it took in all attempts, if it knows better than the clock.
+        figures: the figures that the screen shows.
     """
 
     result: BaseModel
@@ -74,25 +74,25 @@ class Done(NamedTuple):
 
 
 class Work(Protocol):
-    """What a trial does; it travels to wherever that is done."""
+    """What a trial does; it is sent to wherever it is done."""
 
     def do(self, context: Context) -> Done:
-        """Do it."""
+        """Do the work."""
         ...
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Trial:
-    """Work that depends on no other, known by everything it depends on.
+    """Independent work, identified by everything it depends on.
 
     Attributes:
         work: a frozen description of what to do.
         spec: everything that the result depends on, with every default filled in.
         name: the first part of its id.
-        words: what a person would call it.
+        words: a description for people.
         repeat: which repetition it belongs to.
-        alike: the same text for trials that cost the same.
-        own_process: whether it must share its process with nothing else.
+        alike: a text that trials of equal cost share.
+        own_process: whether nothing else may share its process.
     """
 
     work: Work
@@ -105,7 +105,7 @@ class Trial:
 
     @cached_property
     def id(self) -> str:
-        """Name of its folder: two trials have the same one exactly if they do the same."""
+        """The name of its folder; two trials share it exactly if they do the same work."""
         return f"{self.name}-{self.repeat:03d}-{identity(self.spec)[:16]}"
 
 
@@ -114,9 +114,9 @@ class Record(BaseModel):
 
     Attributes:
         result: the trial's own numbers.
-        seconds: that it took; an attack's with all attempts that led to it.
-        memory: the most that its process held, in bytes.
-        environment: what the last bits depend on besides the spec, when and where.
+        seconds: time it took; for an attack, including all attempts that led to it.
+        memory: peak memory of its process, in bytes.
+        environment: what the last bits depend on besides the spec, and the time and place.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -128,7 +128,7 @@ class Record(BaseModel):
 
     @classmethod
     def load(cls, store: Store, trial: str) -> Record:
-        """Of a finished trial."""
+        """Load the record of a finished trial."""
         try:
             content = json.loads(store.read(trial, RECORD))
             if "format" in content:
@@ -143,12 +143,12 @@ class Record(BaseModel):
 
 @dataclass(frozen=True)
 class Job:
-    """A trial to be done, in whatever process.
+    """A trial to be done in any process.
 
     Attributes:
         trial: what to do.
         out: where the result goes.
-        folder: that relative paths start from.
+        folder: the folder that relative paths start from.
         memory: bytes that its process may hold, or ``None`` for all there are.
     """
 
@@ -179,7 +179,7 @@ class Outcome:
 
 
 def perform(job: Job, worker: Worker) -> Outcome:
-    """Do a trial and store it; whatever goes wrong in it is its outcome and stops no other."""
+    """Do a trial and store it; any error becomes its outcome and stops no other trial."""
     trial = job.trial
     try:
         store = Store(job.out)
@@ -226,7 +226,7 @@ def _done(store: Store, trial: Trial, worker: Worker) -> Outcome:
 
 
 def _failed(store: Store, trial: Trial, error: Exception) -> Outcome:
-    """Keep why, if anything can be kept; with more memory it may not fail."""
+    """Record why a trial failed, if possible; a lack of memory may be worth another try."""
     text = " ".join(str(error).split())
     if is_shortage(error):
         return Outcome("short", f"out of memory: use fewer examples or another machine ({text})")
@@ -245,7 +245,7 @@ def keep_failure(store: Store, trial: Trial, error: str) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of what numbers depend on besides what was asked for."""
+    """Return the versions of the software that the numbers depend on."""
     return {
         "leakmeter": leakmeter.__version__,
         "Python": platform.python_version(),
@@ -255,12 +255,12 @@ def versions() -> dict[str, str]:
 
 
 def now() -> str:
-    """Date and time, ISO 8601."""
+    """Return the date and time in ISO 8601 format."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def environment() -> dict[str, str]:
-    """What last bits depend on besides what was asked for, and when and where it was done."""
+    """Return what the last bits depend on besides the request, and the time and place."""
     return versions() | {
         "threads": str(torch.get_num_threads()),
         "host": platform.node(),

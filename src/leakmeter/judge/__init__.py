@@ -1,4 +1,4 @@
-"""The only place that says what leaks, how sure that is, and why."""
+"""The only place that decides what leaks, how certain that is, and why."""
 
 from leakmeter.judge.advice import IGNORED
 from leakmeter.judge.evidence import Configuration, Evidence, Provenance, Truth, Utility

@@ -1,4 +1,4 @@
-"""What to do: the cheapest configuration that no attack could break, and what speaks against it."""
+"""Recommends the cheapest configuration that no attack could break, with its caveats."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ IGNORED = "tested only against attacks that do not know it"
 
 @dataclass(frozen=True)
 class Advice:
-    """What to do.
+    """A recommendation.
 
     Attributes:
-        text: some sentences.
-        label: of the configuration they recommend, or ``None``.
+        text: a few sentences.
+        label: label of the configuration they recommend, or ``None``.
     """
 
     text: str
@@ -28,7 +28,7 @@ class Advice:
 
 
 def advise(judged: Sequence[ConfigurationResult]) -> Advice:
-    """What follows from the verdicts.
+    """Derive advice from the verdicts.
 
     Args:
         judged: every configuration, at least two.
@@ -50,7 +50,7 @@ def advise(judged: Sequence[ConfigurationResult]) -> Advice:
 def undefended(
     among: Sequence[ConfigurationResult], beside: ConfigurationResult
 ) -> ConfigurationResult | None:
-    """Another one without a defense: of the setting of ``beside``, or else the first."""
+    """Find another configuration without a defense: of the same setting, else the first."""
     plain = [each for each in among if each.defense == "none"]
     setting = beside.setting
     same = [each for each in plain if each.setting == setting]
@@ -62,7 +62,7 @@ def _choice(
     held: Sequence[ConfigurationResult],
     judged: Sequence[ConfigurationResult],
 ) -> list[str]:
-    """Which one, why, and at what price."""
+    """Say which configuration to use, why, and at what cost."""
     other = undefended(judged, best)
     only = len(held) == 1
     scope = "all tried here" if not any(each.ignored for each in judged) else "those attacks know"
@@ -84,7 +84,7 @@ def _choice(
 
 
 def _beside(best: ConfigurationResult, other: ConfigurationResult | None) -> str:
-    """The accuracy of ``other`` to compare with."""
+    """Give the accuracy of ``other`` for comparison."""
     if other is None or other.utility is None:
         return ""
     return f" (with {other.quoted} {percent(_accuracy(other))})"
@@ -95,7 +95,7 @@ def _caveats(
     costed: Sequence[ConfigurationResult],
     judged: Sequence[ConfigurationResult],
 ) -> list[str]:
-    """What a reader must know before following the advice."""
+    """List what a reader must know before following the advice."""
     found = []
     if best.ignored:
         found.append(f"But it was {IGNORED}.")
@@ -156,5 +156,5 @@ def _nothing_held(leaking: Sequence[ConfigurationResult]) -> Advice:
 
 
 def _accuracy(each: ConfigurationResult) -> float:
-    """Mean over repetitions; below all where it was not measured."""
+    """Return the mean over repetitions; below any accuracy if it was not measured."""
     return -1.0 if each.accuracy is None else each.accuracy

@@ -1,4 +1,4 @@
-"""What there is to judge by: every attack on every client, with or without the truth."""
+"""The evidence for judging: every attack on every client, with or without the truth."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Utility(BaseModel):
     """What a network learns from clients of one configuration.
 
     Attributes:
-        accuracy: on images that no client had, once per repetition.
-        chance: of always naming the most frequent class.
-        test_images: how many it was measured on, each time.
-        rounds: of federated averaging.
-        clients: that took part.
-        seconds: that the training took, all repetitions together.
+        accuracy: accuracy on images that no client had, once per repetition.
+        chance: accuracy of always naming the most frequent class.
+        test_images: how many images it was measured on, each time.
+        rounds: rounds of federated averaging.
+        clients: how many clients took part.
+        seconds: time that the training took, all repetitions together.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -60,11 +60,11 @@ class Configuration:
         defense: what clients do against leakage, or ``none``.
         parts: names of the defenses that this consists of.
         known: what the attacker is assumed to know about each defense, a sentence each.
-        adaptive: how the attacks make use of that, a sentence each.
-        ignored: names of the defenses that the attacks make no use of.
-        bytes_sent: by one client in one round.
+        adaptive: how the attacks use that, a sentence each.
+        ignored: names of the defenses that the attacks do not take into account.
+        bytes_sent: bytes sent by one client in one round.
         guarantee: what is proven about ``rounds`` of its updates, or ``None``.
-        rounds: that the guarantee covers.
+        rounds: the number of rounds that the guarantee covers.
         utility: what can be learned from such clients, or ``None`` if that was not measured.
     """
 
@@ -81,7 +81,7 @@ class Configuration:
 
     @property
     def label(self) -> str:
-        """What it is called: the defense, the setting, or both."""
+        """The label: the defense, the setting, or both."""
         if not self.setting:
             return self.defense
         return self.setting if self.defense == "none" else f"{self.setting}; {self.defense}"
@@ -97,15 +97,15 @@ class Evidence:
         protocol: what the server knew about the client's training.
         shares: ``weights`` or ``gradient``: what the client sent.
         found: the reconstruction.
-        truth: the client's data, or ``None`` if it is not at hand.
+        truth: the client's data, or ``None`` if it is not available.
         finding: the measurement, or ``None`` if there was no truth to measure by.
-        straightness: of the client's path, if it was simulated and sent weights; the same for
-            every attack on it.
+        straightness: straightness of the client's path, if it was simulated and sent weights; the
+            same for every attack on it.
         configuration: label of the :class:`Configuration` under which the client trained.
         replay: how well training on what was found explains the update, 1 being fully, or ``None``.
         baseline_replay: the same for noise in place of the update.
         agreement: PSNR of every image of one attempt with that of another from a different start
-            [dB], or empty. Noise gives high values, too: it says how far to trust the details.
+            [dB], or empty. It shows how far to trust the details; noise gives high values, too.
         recipe: name of the recipe, where ``attack`` is a label of the user's; empty if not told.
     """
 
@@ -125,27 +125,27 @@ class Evidence:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """How many numbers the network holds."""
+    """Return how many numbers the network holds."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """How to do it again.
+    """What is needed to reproduce an audit.
 
     Attributes:
-        title: of the report.
+        title: the title of the report.
         command: the command line that makes it.
         model: name of the network.
-        parameters: how many numbers it holds; 0 if that is not told.
+        parameters: how many numbers it holds; 0 if unknown.
         scenario: the resolved scenario as YAML, or an empty string.
         data: name of the data set, or an empty string.
-        class_names: of the labels, may be empty.
+        class_names: names of the classes; may be empty.
         configurations: the ways in which clients trained, in order; one if nothing varies.
         planned: how many attacks on clients there are to be, if some are not among the evidence.
-        failures: why trials failed, a line for each reason.
-        versions: of what the numbers depend on besides the scenario.
-        date: when, ISO 8601.
+        failures: why trials failed, one line per reason.
+        versions: versions of the software that the numbers depend on.
+        date: the date and time in ISO 8601 format.
     """
 
     title: str
@@ -165,7 +165,7 @@ class Provenance:
 def grouped(
     evidence: Sequence[Evidence], provenance: Provenance
 ) -> list[tuple[Configuration, list[Evidence]]]:
-    """All evidence by configuration, in the order of ``provenance``; empty ones are left out."""
+    """Group the evidence by configuration, in the order of ``provenance``; omit empty ones."""
     if not evidence:
         raise LeakmeterError("evidence is empty: run at least one attack on one client")
     runs: dict[str, list[Evidence]] = {}

@@ -1,4 +1,4 @@
-"""Evidence goes in, one typed value comes out, and whoever prints it decides nothing."""
+"""Turns evidence into one typed value; whatever prints it decides nothing."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from leakmeter.judge.verdict import efforts, verdict
 from leakmeter.judge.words import finite
 
 TOLD = ("title", "date", "command", "model", "parameters", "data", "versions", "scenario")
-"""What results take from the provenance as it is."""
+"""Fields that results take unchanged from the provenance."""
 
 DESCRIBED = ("label", "setting", "defense", "known", "adaptive", "ignored", "bytes_sent", "utility")
-"""What they take from a configuration."""
+"""Fields that results take from a configuration."""
 
 MOST_NAMED = 5
-"""So many leaking configurations are named on the first screen; the matrix has them all."""
+"""How many leaking configurations the first screen names; the matrix has them all."""
 
 
 def judge(evidence: Sequence[Evidence], provenance: Provenance) -> Results:
@@ -42,7 +42,7 @@ def judge(evidence: Sequence[Evidence], provenance: Provenance) -> Results:
 
 
 def strongest_first(evidence: Sequence[Evidence]) -> list[AttackResult]:
-    """All evidence by attack; attacks of equal strength keep the order they came in."""
+    """Group the evidence by attack, strongest first; ties keep their order."""
     by_name: dict[str, list[Evidence]] = {}
     for run in evidence:
         by_name.setdefault(run.attack, []).append(run)
@@ -93,7 +93,7 @@ def _configuration(configuration: Configuration, runs: Sequence[Evidence]) -> Co
 
 
 def _of_one(only: ConfigurationResult) -> dict[str, object]:
-    """What is said of one configuration."""
+    """Return what the report says about a single configuration."""
     detail = only.detail
     for name in only.ignored:
         detail += f" The defense {name} was {IGNORED}."
@@ -108,7 +108,7 @@ def _of_one(only: ConfigurationResult) -> dict[str, object]:
 def _of_several(
     judged: Sequence[ConfigurationResult], evidence: Sequence[Evidence]
 ) -> dict[str, object]:
-    """What is said of several: what leaks, under which assumptions, and what to do."""
+    """Return what the report says about several: what leaks, the assumptions, and what to do."""
     most = min(judged, key=lambda each: each.mildness)
     measured = most.level != "not measured"
     advice = advise(judged) if measured else Advice("")
@@ -124,7 +124,7 @@ def _of_several(
 
 
 def in_short(evidence: Sequence[Evidence]) -> str:
-    """The assumptions in a few sentences, for the first screen."""
+    """Summarize the assumptions in a few sentences, for the first screen."""
     labels = " and ".join(text for _, text in label_facts(evidence, accuracy=False))
     return (
         "The attacker is the server: curious, but following the protocol. It sees every update and "
@@ -134,7 +134,7 @@ def in_short(evidence: Sequence[Evidence]) -> str:
 
 
 def label_facts(evidence: Sequence[Evidence], accuracy: bool = True) -> list[tuple[str, str]]:
-    """Where labels came from: (standing, words), one or two."""
+    """Say where labels came from: one or two pairs (standing, words)."""
     attacks = strongest_first(evidence)
     given = [attack.attack for attack in attacks if attack.labels_known]
     found = []
@@ -150,7 +150,7 @@ def label_facts(evidence: Sequence[Evidence], accuracy: bool = True) -> list[tup
 
 
 def _tried(attacks: Sequence[AttackResult]) -> str:
-    """All attacks; a budget they share is said once."""
+    """List all attacks; a budget they share is stated once."""
     budgets = {attack.iterations for attack in attacks}
     if len(attacks) == 1 or len(budgets) > 1:
         return f"Tried: {efforts(attacks)}"
@@ -177,7 +177,7 @@ def _sentence(judged: Sequence[ConfigurationResult], worst: ConfigurationResult)
 
 
 def _detail(judged: Sequence[ConfigurationResult]) -> str:
-    """Who leaked how much, with the baseline beside it."""
+    """Say how much each configuration leaked, with the baseline for comparison."""
     leaking = sorted((each for each in judged if each.leaks), key=lambda each: each.mildness)
     if not leaking:
         return (

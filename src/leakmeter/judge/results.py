@@ -1,4 +1,4 @@
-"""What was judged: every number of an audit, what leaks and why; as ``results.json`` has it."""
+"""The results of an audit, as in ``results.json``: every number, what leaks, and why."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from leakmeter.judge.rule import LEVELS, Judged, Leak, Leakage, Level, Share
 from leakmeter.measure import Finding, Interval, difference
 
 VERSION = 2
-"""Of the schema; goes up when a field changes its meaning or goes away. The first is read, too."""
+"""Schema version; it rises when a field changes meaning or goes away. Version 1 is still read."""
 
 OLD_FIELDS = {
     "defence": "defense",
     "recognised": "recognized",
     "baseline_recognised": "baseline_recognized",
 }
-"""What fields of the first version are called now."""
+"""The current names of fields of the first version."""
 
 FILE, TABLE = "results.json", "results.csv"
 
@@ -35,11 +35,11 @@ class ClientResult(Judged):
 
     Attributes:
         client: index, from 0.
-        iterations: of the attack.
-        seconds: that it took.
+        iterations: iterations of the attack.
+        seconds: time it took.
         match: final distance; ``None`` if it is not finite.
         labels_known: whether the labels were given.
-        seed: of the attack.
+        seed: the attack's seed.
         finding: the measurement, or ``None`` without the truth.
         replay: how well training on what was found explains the update, or ``None``.
         baseline_replay: the same for noise in place of the update.
@@ -72,7 +72,7 @@ class ClientResult(Judged):
 
 
 class AttackResult(Judged):
-    """One attack on all clients of a configuration; ``None`` is what needs the truth."""
+    """One attack on all clients of a configuration; what needs a missing truth is ``None``."""
 
     attack: str
     recipe: str
@@ -85,7 +85,7 @@ class AttackResult(Judged):
 
     @classmethod
     def of(cls, attack: str, recipe: str, clients: Sequence[ClientResult]) -> Self:
-        """Counted over all clients."""
+        """Count over all clients."""
         findings = [each.finding for each in clients if each.finding is not None]
         total = sum(len(finding.scores.psnr) for finding in findings)
 
@@ -111,7 +111,7 @@ class AttackResult(Judged):
 
     @cached_property
     def _counted(self) -> tuple[Leak, Leak] | None:
-        """What was recognized and what was picked out, or ``None`` if that could not be told."""
+        """What was recognized and what was picked out, or ``None`` if that is unknown."""
         recognized, lucky = self.recognized, self.baseline_recognized
         picked, noise = self.reidentified, self.baseline_reidentified
         if recognized is None or lucky is None or picked is None or noise is None:
@@ -120,12 +120,12 @@ class AttackResult(Judged):
 
     @property
     def leak(self) -> Leak | None:
-        """What leaked to it, or ``None`` if that could not be measured."""
+        """What leaked to the attack, or ``None`` if that could not be measured."""
         return None if self._counted is None else rule.leak(*self._counted)
 
     @property
     def level(self) -> Level:
-        """What that means."""
+        """The verdict on that leak."""
         return "not measured" if self._counted is None else rule.level(*self._counted)
 
     @property
@@ -137,12 +137,12 @@ class AttackResult(Judged):
 
     @property
     def findings(self) -> list[Finding]:
-        """The measurements; none where the truth is missing."""
+        """The measurements; empty where the truth is missing."""
         return [each.finding for each in self.clients if each.finding is not None]
 
     @property
     def psnr(self) -> list[float]:
-        """Of every original, over all clients."""
+        """The PSNR of every original, over all clients."""
         return [value for finding in self.findings for value in finding.scores.psnr]
 
     @property
@@ -151,7 +151,7 @@ class AttackResult(Judged):
         return [value for finding in self.findings for value in finding.baseline.psnr]
 
     def each(self, score: str) -> list[float]:
-        """One of the scores of every original, where it was measured."""
+        """Return one of the scores for every original, where it was measured."""
         return [v for finding in self.findings for v in getattr(finding.scores, score) or ()]
 
     @property
@@ -163,12 +163,12 @@ class AttackResult(Judged):
 
     @property
     def iterations(self) -> int:
-        """The most that were spent on one client."""
+        """The most iterations spent on one client."""
         return max(each.iterations for each in self.clients)
 
     @property
     def seconds(self) -> float:
-        """Spent on all clients."""
+        """The time spent on all clients."""
         return sum(each.seconds for each in self.clients)
 
     @property
@@ -234,7 +234,7 @@ class ConfigurationResult(Judged):
 
     @property
     def name(self) -> str:
-        """The label in words: a reader wonders what ``none`` is."""
+        """The label in words, since readers may not understand ``none``."""
         return "no defense" if self.label == "none" else self.label
 
     @property
@@ -244,7 +244,7 @@ class ConfigurationResult(Judged):
 
     @property
     def strongest(self) -> AttackResult:
-        """The attack that decides."""
+        """The attack that decides the verdict."""
         return max(self.attacks, key=lambda attack: attack.strength)
 
     @property
@@ -259,7 +259,7 @@ class ConfigurationResult(Judged):
 
     @property
     def leaks(self) -> bool:
-        """Whether one succeeded, at least in part."""
+        """Whether any attack succeeded, at least in part."""
         return self.level in ("leaks", "leaks in part")
 
     @property
@@ -269,13 +269,13 @@ class ConfigurationResult(Judged):
 
     @property
     def mildness(self) -> tuple[int, float, float]:
-        """Sorts what leaks most first."""
+        """Sort key that puts what leaks most first."""
         leaked, psnr = self.strongest.strength
         return (LEVELS.index(self.level), -leaked, -psnr)
 
 
 class Results(Judged):
-    """All of an audit, without its pictures. ``docs/results.md`` explains each field."""
+    """A whole audit without its pictures. ``docs/results.md`` explains each field."""
 
     version: Literal[2]
     title: str
@@ -306,7 +306,7 @@ class Results(Judged):
 
     @property
     def level(self) -> Level:
-        """Of the configuration that leaks most."""
+        """The verdict on the configuration that leaks most."""
         return self.worst.level
 
     @property
@@ -316,11 +316,11 @@ class Results(Judged):
 
     @property
     def measured(self) -> list[ConfigurationResult]:
-        """The configurations of which something could be measured."""
+        """The configurations for which something could be measured."""
         return [each for each in self.configurations if each.leak is not None]
 
     def above(self, accepted: float) -> list[tuple[str, float]]:
-        """The configurations of which a larger share of images leaked, each with that share."""
+        """Return the configurations of which more than ``accepted`` leaked, each with its share."""
         shares = [(each.label, each.leak.share) for each in self.measured if each.leak is not None]
         return [(label, leaked) for label, leaked in shares if leaked > accepted]
 
@@ -351,7 +351,7 @@ class Results(Judged):
 
 
 def _renamed(content: Any) -> Any:
-    """A value of the first version in the words of today."""
+    """Convert a value of the first version to the current names."""
     if isinstance(content, list):
         return [_renamed(each) for each in content]
     if isinstance(content, dict):
@@ -360,9 +360,9 @@ def _renamed(content: Any) -> Any:
 
 
 def change(before: Leak, after: Leak) -> Interval:
-    """How much more leaked.
+    """Return how much more leaked.
 
-    As if of different images: where they are the same, the interval is wider than it need be.
+    This treats the images as different; if they are the same, the interval is wider than needed.
     """
     return difference(after.interval, before.interval)
 

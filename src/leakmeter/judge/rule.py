@@ -1,4 +1,4 @@
-"""The rule: whether an image, a client, a configuration leaks is decided here and nowhere else.
+"""The rule: only here is it decided whether an image, a client or a configuration leaks.
 
 Let r be the
 share of training images that an attack recognizes over all clients and b the same share for that
@@ -21,7 +21,7 @@ from leakmeter.measure import Interval, excess, share
 Level = Literal["leaks", "leaks in part", "could not break it", "not measured"]
 
 LEVELS: tuple[Level, ...] = ("leaks", "leaks in part", "could not break it", "not measured")
-"""The worst first."""
+"""All levels, the worst first."""
 
 
 class Judged(BaseModel):
@@ -47,7 +47,7 @@ class Share(Judged):
 
     @classmethod
     def of(cls, hits: int, total: int) -> Self:
-        """With its interval."""
+        """Compute the share with its interval."""
         mean, low, high = share(hits, total)
         return cls(hits=hits, total=total, share=mean, low=low, high=high)
 
@@ -61,16 +61,16 @@ class Leakage(Judged):
 
 
 class Leak(Judged):
-    """What leaked to an attack: the one number that verdict, matrix, comparison and gate go by.
+    """What leaked to an attack: the one number behind verdict, matrix, comparison and gate.
 
     Attributes:
         basis: ``recognized`` images, or those ``picked out`` of their line-ups.
-        hits: of the attack.
-        baseline: of the same attack on noise in place of the update.
-        total: images.
+        hits: images that the attack hit.
+        baseline: hits of the same attack on noise in place of the update.
+        total: the number of images.
         share: ``(hits - baseline) / total``; not above 0 if nothing leaked.
-        low: bound of its 95% interval.
-        high: likewise.
+        low: lower bound of its 95% interval.
+        high: upper bound of its 95% interval.
     """
 
     basis: Literal["recognized", "picked out"]
@@ -83,7 +83,7 @@ class Leak(Judged):
 
     @classmethod
     def of(cls, basis: Literal["recognized", "picked out"], hits: Share, baseline: Share) -> Self:
-        """From the counts."""
+        """Compute the leak from the counts."""
         found = excess(hits.hits, baseline.hits, hits.total)
         return cls(
             basis=basis,
@@ -97,23 +97,23 @@ class Leak(Judged):
 
     @property
     def interval(self) -> Interval:
-        """As the statistics have it."""
+        """The share with its interval."""
         return Interval(self.share, self.low, self.high)
 
 
 def leak(recognized: Leak, picked: Leak) -> Leak:
-    """What leaked: the images that were recognized, or those picked out if that is more."""
+    """Return what leaked: the images recognized, or those picked out if that is more."""
     return picked if 2 * picked.share >= 1 and picked.share > recognized.share else recognized
 
 
 def level(recognized: Leak, picked: Leak) -> Level:
-    """What that means for clients it is tried on."""
+    """Return the level that these leaks amount to."""
     if leak(recognized, picked).share <= 0:
         return "could not break it"
-    # Half of the images recognized is a leak, though yet more may be picked out.
+    # Recognizing half of the images is a leak, even if more images are picked out.
     return "leaks" if 2 * recognized.share >= 1 else "leaks in part"
 
 
 def worst(levels: Iterable[Level]) -> Level:
-    """Of several attacks, or of several configurations."""
+    """Return the worst level of several attacks or several configurations."""
     return min(levels, key=LEVELS.index)

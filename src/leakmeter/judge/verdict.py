@@ -11,7 +11,7 @@ from leakmeter.update import Protocol
 
 
 class Verdict(NamedTuple):
-    """What the report says first.
+    """The first statement of the report.
 
     Attributes:
         level: the status in a word or two.
@@ -25,10 +25,10 @@ class Verdict(NamedTuple):
 
 
 def verdict(attacks: Sequence[AttackResult], protocols: Sequence[Protocol]) -> Verdict:
-    """Judge by the worst attack, and say it of the strongest.
+    """Judge by the worst attack, and describe the strongest one.
 
     Args:
-        attacks: of a configuration, the strongest first, at least one.
+        attacks: all attacks on a configuration, the strongest first, at least one.
         protocols: what the attacks were told about the clients.
     """
     strongest = attacks[0]
@@ -85,7 +85,7 @@ def _not_broken(attacks: Sequence[AttackResult], protocols: Sequence[Protocol]) 
 
 
 def _unmodeled(protocols: Sequence[Protocol]) -> str:
-    """A warning where the client's optimizer is not what the attacks predict."""
+    """Warn if the client's optimizer is not the one the attacks predict."""
     others = {
         "momentum" if protocol.optimizer == "sgd" else protocol.optimizer
         for protocol in protocols
@@ -120,7 +120,7 @@ def _not_measured(attacks: Sequence[AttackResult]) -> Verdict:
 
 
 def subject(hits: int, total: int) -> str:
-    """So many of so many images, as the start of a sentence."""
+    """Phrase a count of images as the start of a sentence."""
     if total == 1:
         return "The only training image"
     if hits == total:
@@ -134,10 +134,10 @@ def _updates(attack: AttackResult) -> str:
 
 
 def effort(attack: AttackResult) -> str:
-    """An attack and its budget."""
+    """Describe an attack and its budget."""
     return f"{attack.attack} ({attack.iterations:,} iterations)"
 
 
 def efforts(attacks: Sequence[AttackResult]) -> str:
-    """All attacks and their budgets."""
+    """Describe all attacks and their budgets."""
     return ", ".join(effort(attack) for attack in attacks)

@@ -1,4 +1,4 @@
-"""Numbers as sentences and tables have them."""
+"""Formats numbers for sentences and tables."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ WHOSE = {"client": "whole client", "example": "one image"}
 
 
 def percent(value: float) -> str:
-    """A share in whole percent."""
+    """Format a share in whole percent."""
     return f"{value:.0%}"
 
 
 def spread(utility: Utility) -> str:
-    """Lowest and highest accuracy of the repetitions; empty if there is one."""
+    """Format the lowest and highest accuracy of the repetitions; empty if there is only one."""
     if len(utility.accuracy) < 2:
         return ""
     return f"{100 * min(utility.accuracy):.0f} to {percent(max(utility.accuracy))}"
 
 
 def learns(utility: Utility) -> bool:
-    """Whether the mean accuracy can be told apart from always naming the most frequent class.
+    """Return whether the mean accuracy clearly beats always naming the most frequent class.
 
     By the lower bound for so many test images: repetitions share images, so they do not add to it.
     """
@@ -34,7 +34,7 @@ def learns(utility: Utility) -> bool:
 
 
 def size(count: int) -> str:
-    """Bytes in the largest unit that keeps a digit before the point; empty for none."""
+    """Format bytes in the largest unit with a digit before the point; empty for none."""
     if count <= 0:
         return ""
     for unit, least in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
@@ -44,14 +44,14 @@ def size(count: int) -> str:
 
 
 def epsilon(guarantee: GuaranteeResult | None) -> str:
-    """The tighter epsilon; empty without a guarantee."""
+    """Format the tighter epsilon; empty without a guarantee."""
     if guarantee is None:
         return ""
     return "∞" if guarantee.prv is None else f"{guarantee.prv:.3g}"
 
 
 def promise(configuration: ConfigurationResult) -> str:
-    """The guarantee in words; empty if there is none that promises anything."""
+    """Put the guarantee into words; empty if it promises nothing."""
     guarantee = configuration.guarantee
     if guarantee is None or guarantee.prv is None:
         return ""
@@ -59,7 +59,7 @@ def promise(configuration: ConfigurationResult) -> str:
 
 
 def scope(configuration: ConfigurationResult) -> str:
-    """What a guarantee is about; empty without one."""
+    """Describe what a guarantee covers; empty without one."""
     guarantee = configuration.guarantee
     if guarantee is None:
         return ""
@@ -68,5 +68,5 @@ def scope(configuration: ConfigurationResult) -> str:
 
 
 def finite(value: float) -> float | None:
-    """A number, or ``None`` for what is none or infinite."""
+    """Return a number, or ``None`` if it is NaN or infinite."""
     return value if math.isfinite(value) else None

@@ -26,7 +26,7 @@ from leakmeter.report.drawing import (
 )
 
 Curves = Mapping[str, Sequence[Evidence]]
-"""The runs to draw by what to call them: attacks, or the strongest one of each configuration."""
+"""The runs to draw, by display name: attacks, or the strongest one of each configuration."""
 
 _WIDTH, _HEIGHT = 420, 300
 _WIDE = 640
@@ -35,7 +35,7 @@ _LONGEST_NAME, _LONGEST_WIDE = 18, 34
 
 
 def convergence(curves: Curves, wide: bool = False) -> Markup:
-    """Matching distance against iteration: a color per name, a line per client."""
+    """Plot matching distance against iteration, with a color per name and a line per client."""
     with style("convergence"):
         names = _names(curves, wide)
         columns = (76 if wide else 50) // (max(map(len, names)) + 6)
@@ -66,7 +66,7 @@ def convergence(curves: Curves, wide: bool = False) -> Markup:
 
 
 def psnr_strip(curves: Mapping[str, AttackResult], wide: bool = False) -> Markup:
-    """PSNR of every image, each attack above its no-update baseline."""
+    """Plot the PSNR of every image, each attack above its no-update baseline."""
     with style("psnr"):
         height = max(_HEIGHT, 96 + (44 if wide else 68) * len(curves))
         figure, axes = _axes(_WIDE if wide else _WIDTH, height)
@@ -93,7 +93,7 @@ def psnr_strip(curves: Mapping[str, AttackResult], wide: bool = False) -> Markup
 
 
 def agreement(paths: Mapping[int, Straightness]) -> Markup:
-    """Cosine of the update with one gradient along the line, the best place of each client marked.
+    """Plot the cosine of the update with one gradient along the line, marking the best place.
 
     Args:
         paths: by client.
@@ -114,7 +114,7 @@ def agreement(paths: Mapping[int, Straightness]) -> Markup:
 
 
 def flatness(paths: Mapping[int, Straightness]) -> Markup:
-    """Share of the gradient in the best plane against the local step.
+    """Plot the share of the gradient in the best plane against the local step.
 
     Args:
         paths: by client.
@@ -136,7 +136,7 @@ def flatness(paths: Mapping[int, Straightness]) -> Markup:
 def _client_line(
     axes: Axes, x: Sequence[float], y: Sequence[float], number: int, client: int
 ) -> None:
-    """One client's curve; a single point would be no line, so it is a dot."""
+    """Draw one client's curve; a single point is drawn as a dot."""
     axes.plot(
         x,
         y,
@@ -149,27 +149,27 @@ def _client_line(
 
 
 def _up_to_one(axes: Axes, lowest: float) -> None:
-    """The same scale for both charts of a path, so that what hardly falls looks flat."""
+    """Use the same scale for both charts of a path, so that what hardly falls looks flat."""
     bottom = min(0.5, math.floor(10 * lowest) / 10)
     axes.set_ylim(bottom, 1 + 0.03 * (1 - bottom))
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
 
 
 def _legend(figure: Figure, paths: Mapping[int, Straightness]) -> None:
-    """Names for a few lines; one needs none, and many would fill the chart."""
+    """Add a legend for a few lines; one needs none, and many would fill the chart."""
     if 1 < len(paths) <= SERIES:
         figure.legend(loc="outside upper left", ncols=3, frameon=False)
 
 
 def _thinned(values: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """At most a few hundred points, first and last included; what is not finite is left out."""
+    """Thin to a few hundred finite points at most, the first and last included."""
     steps = np.linspace(0, len(values) - 1, min(len(values), _MOST_POINTS)).round().astype(np.int64)
     kept = steps[np.isfinite(values[steps])]
     return kept + 1, values[kept]
 
 
 def _dots(axes: Axes, values: list[float], row: int, *, color: str, facecolors: str) -> None:
-    """One dot per image, spread evenly over the height of the row by the golden ratio."""
+    """Draw one dot per image, spread evenly over the height of the row by the golden ratio."""
     spread = (np.arange(len(values)) * 0.618 % 1 - 0.5) * 0.6 if len(values) > 1 else [0.0]
     axes.scatter(
         values,
@@ -184,7 +184,7 @@ def _dots(axes: Axes, values: list[float], row: int, *, color: str, facecolors: 
 
 
 def _axes(width: int, height: int) -> tuple[Figure, Axes]:
-    """An empty chart that makes room for its labels."""
+    """Return an empty chart that makes room for its labels."""
     figure = canvas(width, height)
     figure.set_layout_engine("constrained")
     return figure, figure.add_subplot()

@@ -1,4 +1,4 @@
-"""Two audits side by side: did leakage rise, fall, or can nobody tell?"""
+"""Compares two audits: did leakage rise, fall, or is the difference unclear?"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Key = tuple[str, str]
 """Label of a configuration, and name of an attack."""
 
 MANY = 10
-"""From so many rows on a reader is told that one may differ by luck."""
+"""With at least this many rows, the reader is told that one may differ by chance."""
 
 _COLORS: dict[Trend, str] = {"rose": "red", "fell": "green", "cannot be told apart": "dim"}
 
@@ -54,7 +54,7 @@ class ComparedAttack:
 
     @property
     def trend(self) -> Trend:
-        """What the interval of the change allows to say."""
+        """What the interval of the change allows us to conclude."""
         if self.change.low > 0:
             return "rose"
         return "fell" if self.change.high < 0 else "cannot be told apart"
@@ -68,7 +68,7 @@ class Comparison:
         rows: what was measured in both.
         only_before: what was measured in the first only.
         only_after: what was measured in the second only.
-        differences: in what else the audits differ, such as ``model: mlp, then cnn-cifar``.
+        differences: other differences of the audits, such as ``model: mlp, then cnn-cifar``.
     """
 
     rows: tuple[ComparedAttack, ...]
@@ -93,7 +93,7 @@ class Comparison:
 
 
 def compare(before: Results, after: Results) -> Comparison:
-    """Set every attack on every configuration of both audits side by side.
+    """Compare every attack on every configuration of both audits.
 
     Args:
         before: one audit.
@@ -124,13 +124,13 @@ def show(before: Results, after: Results, console: Console | None = None) -> Com
     for field in found.differences:
         console.print(Text(f"The audits differ in {field}"))
     if len(found.rows) >= MANY:
-        console.print(Text("Of 20 rows in which nothing changed, about one looks as if it had."))
+        console.print(Text("Of 20 rows in which nothing changed, about one looks changed."))
     console.print(Text(found.sentence, style="bold"))
     return found
 
 
 def _listed(keys: Sequence[Key]) -> str:
-    """Every configuration with its attacks."""
+    """List every configuration with its attacks."""
     attacks: dict[str, list[str]] = {}
     for configuration, attack in keys:
         attacks.setdefault(configuration, []).append(attack)

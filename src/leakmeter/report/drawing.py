@@ -1,7 +1,7 @@
 """Inline SVG that takes its colors and fonts from the page, in light and dark.
 
 Matplotlib cannot write ``currentColor`` or ``var(--name)``. So every color here is a near-black
-stand-in, and :func:`inline` puts the page's own in its place.
+stand-in, and :func:`inline` replaces it with the page's own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from leakmeter.judge import Level
 
 SERIES = 5
-"""How many series colors the style sheet has; after that they repeat with another dash."""
+"""How many series colors the style sheet has; further series repeat them with another dash."""
 
 DASHES = ("-", "--", ":", "-.")
 
@@ -40,7 +40,7 @@ _STAND_INS = {
 
 
 def style(salt: str) -> AbstractContextManager[None]:
-    """Settings for all charts; ``salt`` makes their element ids repeatable and distinct."""
+    """Return settings for all charts; ``salt`` makes their element ids repeatable and distinct."""
     return matplotlib.rc_context(
         {
             "svg.fonttype": "none",
@@ -71,18 +71,18 @@ def canvas(width: int, height: int) -> Figure:
 
 
 def short(name: str, longest: int) -> str:
-    """A name that leaves room for the chart; matplotlib would hide one that starts with ``_``."""
+    """Shorten a name to leave room for the chart; matplotlib would hide a leading ``_``."""
     line = " ".join(name.split()).lstrip("_") or "attack"
     return line if len(line) <= longest else line[: longest - 1] + "…"
 
 
 def series_color(series: int) -> str:
-    """Of the so-manieth series."""
+    """Return the color of the series with this index."""
     return f"#0000{16 + series % SERIES:02x}"
 
 
 def inline(figure: Figure, description: str) -> Markup:
-    """The SVG element alone, described for those who cannot see it."""
+    """Return the SVG element alone, with a description for screen readers."""
     file = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with warnings.catch_warnings():

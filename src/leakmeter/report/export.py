@@ -26,7 +26,7 @@ Rows = Iterable[dict[str, Any]]
 
 
 def show(rows: Rows) -> None:
-    """Print what a person wants to know."""
+    """Print the columns that people want to see."""
     grid = Table(*(name.replace("_", " ") for name in SHOWN))
     for row in rows:
         cells = [row[name] for name in SHOWN]
@@ -41,7 +41,7 @@ def _shown(cell: Any) -> str:
 
 
 def as_csv(rows: Rows) -> str:
-    """A line per trial, under the names of the columns."""
+    """Return a CSV file with one line per trial below the column names."""
     file = io.StringIO()
     writer = csv.DictWriter(file, list(COLUMNS), lineterminator="\n")
     writer.writeheader()
@@ -50,12 +50,12 @@ def as_csv(rows: Rows) -> str:
 
 
 def as_json(rows: Rows) -> str:
-    """A list of objects."""
+    """Return a JSON list of objects."""
     return json.dumps(list(rows), indent=1) + "\n"
 
 
 def write_parquet(rows: Rows, path: Path) -> None:
-    """A Parquet file with typed columns."""
+    """Write a Parquet file with typed columns."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -80,7 +80,7 @@ def write(rows: Rows, kind: str, path: Path) -> None:
 
 
 def told(status: Status) -> list[str]:
-    """How far an audit is, in some lines."""
+    """Describe the progress of an audit in a few lines."""
     words = [f"{status.done} of {status.planned} trials done", f"{len(status.running)} running"]
     words += [f"{len(status.failed)} failed"] if status.failed else []
     if status.left:
@@ -103,7 +103,7 @@ PER_IMAGE = (
 
 
 def write_results(results: Results, out: str | Path) -> None:
-    """Leave ``results.json`` and ``results.csv`` in a folder or at a URL, each whole or not."""
+    """Write ``results.json`` and ``results.csv`` to a folder or URL, each whole or not at all."""
     write_whole(f"{out}/{FILE}", results.model_dump_json(indent=1) + "\n")
     write_whole(f"{out}/{TABLE}", table(results))
 
@@ -123,7 +123,7 @@ def table(results: Results) -> str:
 
 
 def _per_image(finding: Finding | None) -> Iterator[list[Any]]:
-    """What the CSV file says about each image, in the order of its columns."""
+    """Yield what the CSV file says about each image, in the order of its columns."""
     if finding is None:
         return
     sides = [_columns(finding.scores), _columns(finding.baseline)]

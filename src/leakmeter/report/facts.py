@@ -1,4 +1,4 @@
-"""What the attacker was given, in rows a reader can check; and what was tried, with references."""
+"""What the attacker was given, as rows to check, and what was tried, with references."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Fact:
     """One thing about the client's training.
 
     Attributes:
-        name: what it is about.
-        value: what the attacker took it to be.
+        name: the name of the fact.
+        value: the value that the attacker assumed.
         standing: ``seen`` in the update, ``known`` to the server, ``assumed``, ``recovered`` by
             the attack, or ``unknown``.
     """
@@ -32,7 +32,7 @@ def facts(runs: Sequence[Evidence], provenance: Provenance) -> list[Fact]:
     """Everything the attacks could use besides the numbers in the update.
 
     Args:
-        runs: of clients without a defense, or of all if every client has one.
+        runs: attacks on clients without a defense, or on all clients if every one has a defense.
         provenance: names the network.
     """
     sent = {
@@ -131,8 +131,8 @@ class Method:
     """An attack or a defense.
 
     Attributes:
-        name: in scenarios.
-        labels: what the report calls it where that is something else.
+        name: its name in scenarios.
+        labels: what the report calls it, where that differs.
         about: what it is and where it comes from.
     """
 
@@ -142,7 +142,7 @@ class Method:
 
 
 def attack_methods(evidence: Sequence[Evidence]) -> list[Method]:
-    """The recipes that the evidence names; a label alone does not tell which recipe it was."""
+    """Return the recipes that the evidence names; a label alone does not identify a recipe."""
     labels: dict[str, dict[str, None]] = {}
     for run in evidence:
         if run.recipe in RECIPES:
@@ -154,7 +154,7 @@ def attack_methods(evidence: Sequence[Evidence]) -> list[Method]:
 
 
 def defense_methods(configurations: Sequence[Configuration]) -> list[Method]:
-    """The defenses of all configurations, each once."""
+    """Return the defenses of all configurations, each once."""
     names = dict.fromkeys(name for each in configurations for name in each.parts)
     return [Method(name, (), _first_line(DEFENSES[name])) for name in names if name in DEFENSES]
 

@@ -1,4 +1,4 @@
-"""What privacy costs: leakage against accuracy, and the configurations that nothing else beats."""
+"""What privacy costs: leakage against accuracy, and the configurations that no other beats."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Point:
     """One configuration.
 
     Attributes:
-        label: beside the point.
-        level: of its verdict.
+        label: the text beside the point.
+        level: the level of its verdict.
         leakage: share that leaked to the strongest attack, from 0 to 1.
-        low: bound of its interval.
-        high: likewise.
+        low: lower bound of its interval.
+        high: upper bound of its interval.
         accuracy: mean over the repetitions.
         worst: lowest accuracy of a repetition.
         best: highest.
@@ -94,7 +94,7 @@ def points(judged: Sequence[ConfigurationResult]) -> list[Point]:
 
 
 def unbeaten(among: Sequence[Point]) -> list[Point]:
-    """Those that no other beats in one respect and equals in the other, by their leakage."""
+    """Return the points that no other beats, in order of leakage."""
 
     def beaten(point: Point) -> bool:
         return any(
@@ -138,10 +138,10 @@ def frontier(shown: Sequence[Point]) -> Markup:
 def placed(
     boxes: Sequence[tuple[float, float, float]], taken: list[Rectangle], frame: Rectangle
 ) -> list[Rectangle]:
-    """Where labels go so that they cover neither each other nor what is ``taken``.
+    """Place labels so that they cover neither each other nor what is ``taken``.
 
-    Each tries both sides of its point and then ever greater heights. One that fits nowhere covers
-    something, as near to its point as can be.
+    Each tries both sides of its point and then ever greater heights. A label that fits nowhere
+    covers something, as near to its point as possible.
 
     Args:
         boxes: x and y of each point, and the width of its label.
@@ -174,7 +174,7 @@ def _candidates(x: float, y: float, width: float, frame: Rectangle) -> Iterator[
 
 
 def _label(axes: Axes, shown: Sequence[Point], inner: tuple[int, int]) -> None:
-    """Names beside the points, with a line to those that had to move away."""
+    """Draw names beside the points, with a line to those that had to move away."""
     (x0, x1), (y0, y1) = axes.get_xlim(), axes.get_ylim()
 
     def across(value: float) -> float:
@@ -210,7 +210,7 @@ def _label(axes: Axes, shown: Sequence[Point], inner: tuple[int, int]) -> None:
 
 
 def _leader(right: bool) -> dict[str, Any]:
-    """A line to the near end of a label, so that it crosses no other."""
+    """Draw a line to the near end of a label, so that it crosses no other."""
     return {
         "arrowstyle": "-",
         "color": RULE,
@@ -222,7 +222,7 @@ def _leader(right: bool) -> dict[str, Any]:
 
 
 def _draw(axes: Axes, point: Point) -> None:
-    """One marker, whose shape and color say the verdict, and how far it may be off."""
+    """Draw a marker whose shape and color show the verdict, with its error bars."""
     color = STATUS.get(point.level, INK)
     axes.hlines(point.accuracy, point.low, point.high, color=color, linewidth=1.2, alpha=0.55)
     if point.best > point.worst:
@@ -242,7 +242,7 @@ def _draw(axes: Axes, point: Point) -> None:
 
 
 def _range(shown: Sequence[Point]) -> tuple[float, float]:
-    """All accuracies and chance, with some room above and below, inside [0, 1] if it can be."""
+    """Return a range for all accuracies and chance, with some margin, inside [0, 1] if possible."""
     low = min(min(point.worst, point.chance) for point in shown)
     high = max(point.best for point in shown)
     room = max(0.05, 0.15 * (high - low))

@@ -1,4 +1,4 @@
-"""Originals beside their reconstructions, as pictures that live inside the page."""
+"""Originals beside their reconstructions, as pictures embedded in the page."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from leakmeter.judge import Evidence
 from leakmeter.measure import Scores
 
 SHOWN = 128
-"""Longest side in CSS pixels that small images are enlarged to; two fit on a phone."""
+"""Longest side, in CSS pixels, to which small images are enlarged; two fit on a phone."""
 
 MOST_SHOWN = 200
 """Pictures of one attack on one configuration."""
 
 MOST_LOSSLESS = 12_000_000
-"""Above so many pixel values an audit of several configurations shows compressed pictures."""
+"""Above this many pixel values, an audit of several configurations shows compressed pictures."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Exhibit:
 def exhibits(
     runs: Sequence[Evidence], class_names: Sequence[str], lossless: bool = True
 ) -> list[Exhibit]:
-    """The images of one attack, the most leaked first; of very many only the first."""
+    """Return the images of one attack, the most leaked first, up to a limit."""
     places = [(run, index) for run in runs for index in range(count(run))]
     places.sort(key=lambda place: _leaked(*place), reverse=True)
     make = (_exhibit(run, index, class_names, lossless) for run, index in places[:MOST_SHOWN])
@@ -82,33 +82,33 @@ def exhibits(
 
 
 def count(run: Evidence) -> int:
-    """Originals, or reconstructions where there is no truth."""
+    """Count the originals, or the reconstructions if there is no truth."""
     return len(run.found.images) if run.truth is None else len(run.truth.images)
 
 
 def _leaked(run: Evidence, index: int) -> float:
-    """PSNR; equal where there is no truth, which keeps the order."""
+    """Return the PSNR, or a constant if there is no truth, which keeps the order."""
     return run.finding.scores.psnr[index] if run.finding else 0.0
 
 
 def few(evidence: Sequence[Evidence]) -> bool:
-    """Whether the page stays of a sane size with every picture as it is."""
+    """Return whether the page stays reasonably small with every picture uncompressed."""
     return sum(run.found.images.numel() for run in evidence) <= MOST_LOSSLESS
 
 
 def same_image(exhibit: Exhibit, shown: Sequence[Exhibit]) -> Exhibit | None:
-    """The one among ``shown`` that has the same original."""
+    """Return the exhibit among ``shown`` that has the same original."""
     return next((each for each in shown if each.original == exhibit.original), None)
 
 
 def clearest(shown: Sequence[Exhibit]) -> Exhibit | None:
-    """The pair most alike in structure: highest PSNR alone would favor dark and empty images."""
+    """Return the pair most alike in structure; PSNR alone would favor dark and empty images."""
     scored = [(each.score.ssim, each) for each in shown if each.score and each.original]
     return max(scored, key=lambda pair: pair[0])[1] if scored else None
 
 
 def picture(image: Tensor, lossless: bool = True) -> Picture:
-    """A float image [C, H, W] in [0, 1] as a file: gray, or its first three channels as colors."""
+    """Encode a float image [C, H, W] in [0, 1]: gray, or its first three channels as colors."""
     pixels = image.detach().cpu().clamp(0, 1).mul(255).round().byte()
     array = pixels[0] if len(pixels) < 3 else pixels[:3].permute(1, 2, 0)
     file = io.BytesIO()

@@ -1,4 +1,4 @@
-"""The whole page from its parts: it prints what the judge said."""
+"""Renders the whole page from its parts; the verdicts come from the judge."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Panel:
     """The pictures of one attack on one configuration.
 
     Attributes:
-        id: of the element.
+        id: the id of the element.
         row: which configuration, from 0.
         column: which attack, from 0.
         group: the configuration.
         attack: the attack.
-        runs: of the attack.
+        runs: the evidence of the attack.
         shown: the pictures.
-        total: how many there are.
+        total: how many images there are.
     """
 
     id: str
@@ -61,14 +61,14 @@ class Panel:
 
 
 def render(results: Results, evidence: Sequence[Evidence], provenance: Provenance) -> str:
-    """The report as one HTML document that needs nothing else.
+    """Render the report as one self-contained HTML document.
 
     The same input gives the same text.
 
     Args:
-        results: what was judged.
-        evidence: what it was judged by: the pictures and the curves.
-        provenance: how to do it again.
+        results: the verdicts and all numbers.
+        evidence: what they are based on: the pictures and the curves.
+        provenance: what is needed to reproduce the audit.
     """
     environment = Environment(
         loader=PackageLoader("leakmeter.report"),
@@ -113,12 +113,12 @@ def write(
 
 
 def panel_id(row: int, column: int) -> str:
-    """Where the pictures of one attack on one configuration are."""
+    """Return the id of the pictures of one attack on one configuration."""
     return f"panel-{row}-{column}"
 
 
 def bounded(values: Sequence[float], form: str) -> tuple[str, str]:
-    """A mean and its interval, ready to print; no bounds for a single value."""
+    """Format a mean and its interval; a single value has no bounds."""
     found = interval(torch.tensor(values, dtype=torch.float64))
     bounds = "" if math.isnan(found.low) else f"[{found.low:{form}}, {found.high:{form}}]"
     return f"{found.mean:{form}}", bounds
@@ -130,7 +130,7 @@ def _facts(
     provenance: Provenance,
     ranked: Sequence[AttackResult],
 ) -> dict[str, Any]:
-    """What was done, and the numbers that came out."""
+    """Return what was done, and the resulting numbers."""
     plain = {each.label for each in results.configurations if each.defense == "none"}
     undefended = [run for run in evidence if run.configuration in plain]
     return {
@@ -165,7 +165,7 @@ def _panels(
     evidence: Sequence[Evidence],
     provenance: Provenance,
 ) -> list[Panel]:
-    """Every attack on every configuration, the strongest of each configuration first."""
+    """Return every attack on every configuration, the strongest of each configuration first."""
     lossless = few(evidence) or len(groups) == 1
     runs: dict[tuple[str, str], list[Evidence]] = {}
     for run in sorted(evidence, key=lambda run: run.client):
@@ -190,7 +190,7 @@ def _panels(
 
 
 def _pictures(panels: Sequence[Panel], results: Results) -> dict[str, Any]:
-    """All pictures, every original once, and the ones to show first."""
+    """Return all pictures, every original once, and the ones to show first."""
     originals: dict[str, Exhibit] = {}
     for panel in panels:
         for exhibit in panel.shown:
@@ -230,7 +230,7 @@ def _drawn(groups: Sequence[ConfigurationResult], panels: Sequence[Panel]) -> di
 
 
 def _paths(evidence: Sequence[Evidence], alone: bool) -> dict[str, Any]:
-    """The clients' paths; those of several configurations would not fit on a page."""
+    """Return the clients' paths; those of several configurations would not fit on a page."""
     found = {run.client: run.straightness for run in evidence if run.straightness is not None}
     paths = dict(sorted(found.items())) if alone else {}
     return {
@@ -241,7 +241,7 @@ def _paths(evidence: Sequence[Evidence], alone: bool) -> dict[str, Any]:
 
 
 def _costs(groups: Sequence[ConfigurationResult]) -> dict[str, Any]:
-    """What the first configuration costs, a sentence each; of several the matrix says it."""
+    """Return sentences on what the only configuration costs; for several, the matrix shows it."""
     group = groups[0]
     said = []
     if group.utility is not None and group.accuracy is not None:
