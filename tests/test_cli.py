@@ -229,7 +229,7 @@ def test_show_and_list(leakmeter: Callable[..., Run]) -> None:
 def test_usage_errors_and_help(leakmeter: Callable[..., Run]) -> None:
     assert leakmeter("--help").code == 0
     assert "audit" in leakmeter("--help").out
-    assert "Folder of an audit, or its results.json." in leakmeter("compare --help").out
+    assert "The folder of an audit, or its results.json." in leakmeter("compare --help").out
     missing = leakmeter("audit small.yaml")
     assert missing.code == 2
     assert "--out" in missing.err

@@ -46,6 +46,8 @@ def test_one_call_attacks_an_update(tmp_path: Path) -> None:
     plain = lm.papers.sme(iterations=20)
     assert torch.equal(lm.attack(update, tiny(), plain).images, found.images)
     assert torch.equal(plain.run(tiny(), update).images, found.images)
+    by_recipe = lm.attack(update, tiny(), lm.papers.sme, iterations=20)
+    assert torch.equal(by_recipe.images, found.images)
     assert (found.recipe, found.labels_known) == ("sme", False)
     assert found.replay == pytest.approx(lm.replay_score(tiny(), update, found))
 
@@ -85,6 +87,14 @@ def test_unfinished_work_is_kept(tmp_path: Path) -> None:
         (lambda: lm.attack(tiny_update(), tiny(), "sme", options={"tvv": 1}), "did you mean 'tv'"),
         (lambda: lm.attack("nowhere.safetensors", tiny()), "cannot read nowhere.safetensors"),
         (lambda: lm.attack(tiny_update(), tiny(), "sme", epoch=5), "did you mean 'epochs'"),
+        (lambda: lm.attack({"w": torch.ones(1)}, tiny()), r"update is a dict: .* lm\.Update\("),  # type: ignore[arg-type]
+        (lambda: lm.attack([], tiny()), "update is a list"),
+        (lambda: lm.attack(lm.Client(tiny(), *examples()), tiny()), r"client\.train\(\)"),  # type: ignore[arg-type]
+        (lambda: lm.attack(tiny_update(), tiny(), "sme", lr=0.5), r"the update says 0\.05"),
+        (lambda: lm.audit({"modle": "mlp"}, "out"), "did you mean 'model'"),
+        (lambda: lm.audit({"model": "mlp"}, "out", attack="dlg"), "are for recorded updates"),
+        (lambda: lm.Client("lenet", *examples()), "model is a str"),  # type: ignore[arg-type]
+        (lambda: lm.Client(tiny(), *examples(), defenses=["noise"]), "such as leakmeter.fed"),  # type: ignore[list-item]
         (lambda: lm.names("attack"), "did you mean 'attacks'"),  # type: ignore[arg-type]
         (lambda: lm.audit("nowhere.yaml", "out"), "cannot read nowhere.yaml"),
     ],
@@ -99,12 +109,12 @@ def test_mistakes_are_named(call: Callable[[], object], says: str) -> None:
 
 def test_one_call_audits_a_setting(tmp_path: Path) -> None:
     scenario = {
-        "model": {"name": "mlp"},
+        "model": "mlp",  # a name may stand for a part
         "data": {"source": "photos", "size": SIZE},
         "client": {"examples": 1},
-        "attacks": [{"name": "closed_form"}],
+        "attacks": ["closed_form"],
     }
-    report = lm.audit(scenario, out=tmp_path, processes=1)
+    report = lm.audit(scenario, out=tmp_path)
     assert report.verdict == "leaks"
     assert Path(report.path).is_file()
     assert (tmp_path / "results.json").is_file()
@@ -140,8 +150,11 @@ def test_reconstructions_show_themselves(tmp_path: Path) -> None:
     found = lm.attack(tiny_update(), tiny(), "ig", iterations=2)
     assert isinstance(found.show(), Figure)
     assert len(found.show(originals=images).axes) == 6
-    found.to_png(tmp_path / "found.png")
-    with Image.open(tmp_path / "found.png") as picture:
+    assert found.show()._repr_png_().startswith(b"\x89PNG")
+    found.to_png(tmp_path / "made" / "found.png")
+    with pytest.raises(lm.LeakmeterError, match=r"let the name end in \.png"):
+        found.to_png(tmp_path / "found.jpg")
+    with Image.open(tmp_path / "made" / "found.png") as picture:
         assert picture.format == "PNG"
     assert found._repr_png_().startswith(b"\x89PNG")
     with pytest.raises(lm.LeakmeterError, match="for a picture use to_png"):
@@ -176,6 +189,7 @@ def test_images_come_as_arrays_and_pictures_too() -> None:
     assert torch.allclose(as_images(pixels), expected)
     assert torch.allclose(as_images([Image.fromarray(each) for each in pixels]), expected)
     assert torch.allclose(as_images(expected.numpy()), expected)
+    assert torch.allclose(as_images(expected.permute(0, 2, 3, 1).numpy()), expected)
     client = lm.Client(tiny(5, 3), pixels, np.array([0, 1, 2]))
     assert torch.allclose(client.images, expected)
     assert lm.measure.images(pixels, expected).psnr.min() > 100

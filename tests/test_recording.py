@@ -72,7 +72,7 @@ def test_no_normalization_is_spelt_none(tmp_path: Path) -> None:
         pass
     assert lm.Update.load(path).protocol.normalize == ((0.0,), (1.0,))
     unsaid = lm.record(tiny(), path, num_examples=3, normalize="none")
-    with pytest.raises(LeakmeterError, match="Give input_shape"), unsaid:
+    with pytest.raises(LeakmeterError, match="give input_shape"), unsaid:
         pytest.fail("the training began")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,10 +21,10 @@ from leakmeter.audits.run import run, run_recorded
 from leakmeter.audits.scenario import Scenario
 from leakmeter.data.constants import CONSTANTS
 from leakmeter.errors import LeakmeterError, unknown
-from leakmeter.execution.executors import cores
 from leakmeter.execution.progress import watching
 from leakmeter.execution.store import Store
 from leakmeter.execution.sweep import Resources
+from leakmeter.federated.client import Client
 from leakmeter.federated.defenses import DEFENSES
 from leakmeter.judge import Evidence, Level, Provenance, Results, judge
 from leakmeter.pixels import as_labels
@@ -42,7 +42,7 @@ Source = Update | str | Path
 def attack(
     update: Source | Sequence[Source],
     model: nn.Module | str,
-    attack: str | Attack = "auto",
+    attack: str | Attack | Callable[[], Attack] = "auto",
     *,
     iterations: int | None = None,
     labels: Tensor | NDArray[np.integer[Any]] | Sequence[int] | None = None,
@@ -81,19 +81,18 @@ def attack(
         True
     """
     single = isinstance(update, Update | str | Path)
-    sources: Sequence[Any] = [update] if single else list(update)  # type: ignore[arg-type]
-    if isinstance(attack, nn.Module) or isinstance(model, Update):
-        raise LeakmeterError("give the update first, then the model: attack(update, model)")
-    loaded = [each if isinstance(each, Update) else Update.load(each) for each in sources]
-    updates = [completed(each, known) if known else each for each in loaded]
+    updates = [_told(each, known) for each in ([update] if single else _several(update))]
     net = network(model, updates[0].protocol) if isinstance(model, str) else model
-    name, made = (
-        (type(attack).__name__, attack)
-        if isinstance(attack, Attack)
-        else (attack, recipe(attack, options or {}, iterations).build())
-    )
-    if isinstance(attack, Attack) and iterations is not None:
-        made = attack.within(iterations=iterations)
+    if not isinstance(net, nn.Module):
+        raise LeakmeterError(
+            f"model is a {type(model).__name__}: give the network that the client trained"
+        )
+    if callable(attack):  # a recipe, such as lm.papers.ig
+        attack = attack()
+    if isinstance(attack, Attack):
+        name, made = type(attack).__name__, attack.within(iterations=iterations)
+    else:
+        name, made = attack, recipe(attack, options or {}, iterations).build()
     with watching(quiet) as watch, watch(name) as progress:
         run_options = RunOptions(
             labels=None if labels is None else as_labels(labels),
@@ -107,6 +106,35 @@ def attack(
     with suppress(LeakmeterError):  # what is not known about the client
         score = replay_score(net, updates[0], found, device=device) if single else None
     return replace(found, recipe=found.recipe or name, replay=score)
+
+
+def _several(updates: Any) -> list[Any]:
+    """The updates of a list; an error says how to make one of whatever else was given."""
+    some = list(updates) if isinstance(updates, list | tuple) else []
+    if some and all(isinstance(each, Update | str | Path) for each in some):
+        return some
+    if isinstance(updates, nn.Module):
+        raise LeakmeterError("give the update first, then the model: attack(update, model)")
+    if isinstance(updates, Client):
+        raise LeakmeterError("update is a Client: give what it sends, client.train()")
+    raise LeakmeterError(
+        f"update is a {type(updates).__name__}: give an Update or a file of one; of weights make "
+        "it by lm.Update(before=..., after=..., num_examples=...), each a state_dict, or by "
+        "lm.update_from_files"
+    )
+
+
+def _told(source: Any, known: dict[str, Any]) -> Update:
+    """An update with what is known about it besides; what it says itself cannot be changed."""
+    update = source if isinstance(source, Update) else Update.load(source)
+    for name, value in known.items():
+        said = getattr(update.protocol, name, None)
+        if name in update.protocol.model_fields_set and said not in (None, value):
+            raise LeakmeterError(
+                f"{name}={value!r}, but the update says {said!r}: leave it out (a setting of the "
+                f"attack is given by options={{{name!r}: ...}})"
+            )
+    return completed(update, known) if known else update
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +186,7 @@ def audit(
     truth: str | Path | None = None,
     attack: str = "auto",
     options: Mapping[str, Any] | None = None,
-    processes: int | None = None,
+    processes: int = 1,
     threads: int | None = None,
     known: Mapping[str, Any] | None = None,
 ) -> AuditReport:
@@ -178,7 +206,7 @@ def audit(
         threads: the number of threads for each trial.
         known: settings that recorded updates do not state, such as ``{"epochs": 5}``.
     """
-    resources = Resources(processes=processes or cores(), threads=threads)
+    resources = Resources(processes=processes, threads=threads)
     command = f"leakmeter.audit({str(scenario)!r}, out={str(out)!r})"
     if isinstance(scenario, str | Path) and Path(scenario).is_dir():
         if model is None:
@@ -191,9 +219,15 @@ def audit(
             known=dict(known or {}),
         )
         return concluded(*run_recorded(asked, out, resources, command), out)
+    if model or truth or known or options or attack != "auto":
+        raise LeakmeterError(
+            "model, truth, attack, options and known are for recorded updates: a scenario says "
+            "all of that itself"
+        )
     if isinstance(scenario, Mapping):
-        scenario = Scenario.model_validate(dict(scenario))
-    whole = scenario if isinstance(scenario, Scenario) else Scenario.load(scenario)
+        whole = Scenario.of(scenario)
+    else:
+        whole = scenario if isinstance(scenario, Scenario) else Scenario.load(scenario)
     return concluded(*run(whole, out, resources, command), out)
 
 

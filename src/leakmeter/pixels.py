@@ -12,13 +12,16 @@ from torch import Tensor
 
 from leakmeter.errors import LeakmeterError
 
+CHANNELS = (1, 3, 4)
+"""Of pictures; an axis of another size is none of channels."""
+
 
 def as_images(images: object) -> Tensor:
     """Return the images as a float tensor [N, C, H, W] in [0, 1].
 
     Args:
         images: such a tensor; or a numpy array of bytes [N, H, W] or [N, H, W, C], or of floats
-            [N, C, H, W]; or PIL images, all of the same size.
+            with the channels first or last; or PIL images, all of the same size.
 
     Example:
         >>> as_images(np.full((2, 4, 5, 3), 255, np.uint8)).shape
@@ -43,7 +46,9 @@ def as_images(images: object) -> Tensor:
             )
         values = torch.from_numpy(images.astype(np.float32)).div_(255)
         return values.unsqueeze(1) if images.ndim == 3 else values.permute(0, 3, 1, 2).contiguous()
-    return torch.from_numpy(images)
+    values = torch.from_numpy(images)
+    last = values.ndim == 4 and values.shape[-1] in CHANNELS and values.shape[1] not in CHANNELS
+    return values.permute(0, 3, 1, 2).contiguous() if last else values
 
 
 def as_labels(labels: Any) -> Tensor:

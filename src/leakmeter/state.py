@@ -98,7 +98,8 @@ def read_safetensors(path: Path) -> tuple[State, dict[str, str]]:
     if start[8:] != b"{" and (start.startswith(b"PK\x03\x04") or start.startswith(b"\x80")):
         raise LeakmeterError(
             f"{path} is a pickle (torch.save), which can run code and is never opened: "
-            "write it with Update.save or safetensors.torch.save_file"
+            "write it with Update.save or safetensors.torch.save_file, or make an update of two "
+            "such files of weights by update_from_files"
         )
     try:
         with safe_open(path, framework="pt") as file:

@@ -95,8 +95,9 @@ class Protocol(BaseModel):
             LeakmeterError: if any of ``fields`` is unknown; it names the first.
         """
         known = KnownProtocol(self)
-        for name in fields:
-            getattr(known, name)
+        missing = [name for name in fields if getattr(self, name) is None]
+        if missing:
+            raise LeakmeterError("\n".join(map(_wanted, missing)))
         return known
 
     @property
@@ -129,6 +130,16 @@ class Protocol(BaseModel):
         return known.epochs * math.ceil(num_examples / known.batch_size)
 
 
+def _wanted(field: str) -> str:
+    """How to tell an unknown field of the protocol."""
+    option = "--" + field.replace("_", "-")
+    return (
+        f"protocol.{field} is unknown but needed: give {option} (for a recorded folder --known "
+        f"{field}=...) on the command line, attack(..., {field}=...) or Protocol({field}=...) in "
+        "Python"
+    )
+
+
 class KnownProtocol:
     """A protocol whose fields are never ``None``; reading an unknown one raises an error."""
 
@@ -147,12 +158,7 @@ class KnownProtocol:
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._protocol, name)
         if value is None:
-            option = "--" + name.replace("_", "-")
-            raise LeakmeterError(
-                f"protocol.{name} is unknown but needed: "
-                f"give {option} (for a recorded folder --known {name}=...) on the command "
-                f"line or Protocol({name}=...) in Python"
-            )
+            raise LeakmeterError(_wanted(name))
         return value
 
 
@@ -176,6 +182,8 @@ class Update:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_examples", operator.index(self.num_examples))
+        if isinstance(self.protocol, dict):
+            object.__setattr__(self, "protocol", Protocol(**self.protocol))
         if self.num_examples < 1:
             raise LeakmeterError(
                 f"num_examples is {self.num_examples}: an update needs at least one example"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import torch
 from matplotlib.figure import Figure
 from scipy.optimize import linear_sum_assignment
@@ -14,7 +16,16 @@ MOST = 16
 """The number of images in a row."""
 
 
-def drawn(found: Tensor, originals: object = None) -> Figure:
+class Drawing(Figure):
+    """A figure that a notebook displays without further ado."""
+
+    def _repr_png_(self) -> bytes:
+        file = io.BytesIO()
+        self.savefig(file, format="png")
+        return file.getvalue()
+
+
+def drawn(found: Tensor, originals: object = None) -> Drawing:
     """Draw reconstructions [N, C, H, W], each below its original if ``originals`` are given."""
     rows = [("found", found)]
     if originals is not None:
@@ -29,7 +40,7 @@ def drawn(found: Tensor, originals: object = None) -> Figure:
         rows = [("original", truth), ("found", found[pairs])]
     columns = min(MOST, len(found))
     bands = -(-len(found) // columns)
-    figure = Figure(figsize=(1.1 * columns + 0.5, 1.25 * bands * len(rows)), layout="constrained")
+    figure = Drawing(figsize=(1.1 * columns + 0.5, 1.25 * bands * len(rows)), layout="constrained")
     grid = figure.subplots(bands * len(rows), columns, squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()

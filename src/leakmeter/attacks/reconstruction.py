@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from leakmeter.errors import LeakmeterError, StorageError
 from leakmeter.state import State, named, read_safetensors, under, write_safetensors
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from leakmeter.attacks.drawing import Drawing
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +59,7 @@ class Reconstruction:
         facts.append(f"labels {'known' if self.labels_known else 'recovered'}")
         return f"Reconstruction({', '.join(facts)}, {self.seconds:.0f} s)"
 
-    def show(self, originals: object = None) -> Figure:
+    def show(self, originals: object = None) -> Drawing:
         """Draw the images as a matplotlib figure, each below its original if these are given.
 
         Args:
@@ -73,16 +72,18 @@ class Reconstruction:
 
     def to_png(self, path: str | Path, originals: object = None) -> None:
         """Write the figure of :meth:`show` as a PNG file."""
+        path = Path(path)
+        if path.suffix.lower() != ".png":
+            raise LeakmeterError(f"{path}: to_png writes PNG files: let the name end in .png")
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             self.show(originals).savefig(path, format="png")
         except OSError as error:
             raise StorageError(f"cannot write {path}: {error.strerror or error}") from None
 
     def _repr_png_(self) -> bytes:
         """Return the picture that a notebook displays."""
-        file = io.BytesIO()
-        self.show().savefig(file, format="png")
-        return file.getvalue()
+        return self.show()._repr_png_()
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, whole or not at all."""

@@ -17,7 +17,7 @@ class Schedule(Protocol):
         ...
 
     def next_stage(self, iteration: int, total: int) -> int:
-        """The iteration after ``iteration`` from which another rate holds, at most ``total``."""
+        """Return the next iteration at which the rate changes, at most ``total``."""
         ...
 
 
@@ -25,7 +25,7 @@ class Smooth:
     """Base of the schedules without stages."""
 
     def next_stage(self, iteration: int, total: int) -> int:
-        """The end."""
+        """Return the end of the run."""
         return total
 
 
@@ -79,7 +79,7 @@ class CosineDecay(Smooth):
 
 @dataclass(frozen=True)
 class LinearDecay(Smooth):
-    """A straight line from 1 to 0: what short runs do best with (docs/retrace_settings.md)."""
+    """A straight line from 1 to 0, which suits short runs best (docs/retrace_settings.md)."""
 
     def __call__(self, iteration: int, total: int) -> float:
         """The multiplier."""

@@ -32,10 +32,10 @@ class Simulation(Trajectory):
 
     per_epoch: bool = False
     replays: ClassVar[bool] = True
-    traceable: ClassVar[bool] = False  # what is computed twice is beyond the compiler
+    traceable: ClassVar[bool] = False  # the compiler cannot handle recomputation
 
     def copies(self, problem: Problem) -> int:
-        """One dummy per image, or one per image and epoch."""
+        """Return the number of dummies per image: one, or one for each epoch."""
         both_ends(problem)
         known = problem.protocol.need("lr", "epochs", "batch_size", "optimizer")
         return known.epochs if self.per_epoch else 1
@@ -85,7 +85,7 @@ class Simulation(Trajectory):
 def coarse(problem: Problem, x: Tensor, y: Tensor, strides: int) -> State:
     """``(w0 - wT) / (eta T)`` of a client with SGD if it took few long steps, each over all images.
 
-    Together they are as long as the client's own, with what momentum adds to them.
+    Together they are as long as the client's own steps, including what momentum adds.
 
     Args:
         problem: the update under attack.
@@ -130,7 +130,7 @@ class _Segment(torch.autograd.Function):
         def run(*tensors: Tensor) -> tuple[Tensor, ...]:
             return tuple(ctx.run(tensors[: ctx.count], tensors[ctx.count :]))
 
-        # No derivative of this derivative is wanted: recording it would store all segments.
+        # No second derivative is needed, and recording for one would store all segments.
         with torch.no_grad():
             pull_back = vjp(run, *ctx.saved_tensors)[1]
             return (None, None, *pull_back(cotangents))
@@ -145,7 +145,7 @@ def _train(
     data: tuple[Tensor, ...],
     flow: tuple[Tensor, ...],
 ) -> list[Tensor]:
-    """The weights and the optimizer's buffers after some steps from those before."""
+    """Return the weights and the optimizer's buffers after some steps."""
     x, y = data[0], data[1] if len(data) > 1 else labels
     weights = dict(zip(names, flow, strict=False))
     rest = list(flow[len(names) :])

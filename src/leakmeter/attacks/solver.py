@@ -34,8 +34,9 @@ class Variable:
         value: where it starts.
         lr: its step size, or ``None`` for a constant that gets no gradient.
         project: maps it to the nearest admissible value after every step.
-        every: iterations between two steps, which are so much longer; in between it is a constant,
-            and what its gradient costs is saved. Solvers that move all at once ignore it.
+        every: iterations between two steps, which are longer by this factor; in between it is a
+            constant, which saves the cost of its gradient. Solvers that move all variables at once
+            ignore it.
     """
 
     value: Tensor
@@ -80,8 +81,8 @@ class Phase:
     """What holds until the next one begins.
 
     Attributes:
-        names: what it is called, one name for each part of the objective that changes with it. With
-            other names the step is another one, which is compiled anew.
+        names: its names, one for each part of the objective that changes with it. With other names
+            the step is a different one, which is compiled anew.
         constants: further values that follow from the others.
     """
 
@@ -99,11 +100,11 @@ Traceable = Callable[[tuple[str, ...]], bool]
 
 @dataclass(frozen=True)
 class Plateau:
-    """Move on to the schedule's next stage, or stop after its last, when the match falls no more.
+    """Move on to the schedule's next stage, or stop after its last, when the match stops falling.
 
     Attributes:
         window: iterations whose mean is compared with that of as many before them.
-        gain: by which share the mean must have fallen to go on.
+        gain: the share by which the mean must have fallen to continue.
     """
 
     window: int = 50
@@ -114,7 +115,7 @@ class Plateau:
         require("gain", self.gain, most=1)
 
     def reached(self, matches: Tensor) -> bool:
-        """Whether the ``matches`` of a stage so far [iterations] have come to rest."""
+        """Return whether the ``matches`` of a stage so far [iterations] have stopped falling."""
         if len(matches) % self.window or len(matches) < 2 * self.window:
             return False
         before, now = matches[-2 * self.window :].view(2, -1).mean(1).tolist()
@@ -123,13 +124,13 @@ class Plateau:
 
 @dataclass(frozen=True, kw_only=True)
 class Solver:
-    """Base of all solvers: what every one has.
+    """Base of all solvers.
 
     Attributes:
         lr: step size for the images; other variables may bring their own.
         relative: ``lr`` is a share of the way from black to white, so that it suits however the
             client normalizes; by default it is in units of the normalized images.
-        iterations: how many, at most.
+        iterations: the largest number of iterations.
         decay: schedule that scales all step sizes; ``None`` keeps them constant.
         plateau: when to leave a stage of the schedule early; never by default.
         seconds: time after which the schedule has ended, however slow the iterations are.
@@ -162,7 +163,7 @@ class Solver:
         return self.decay.next_stage(iteration, self.iterations)
 
     def hurried(self, loop: Loop) -> Loop:
-        """The same, as far on the schedule as the time demands."""
+        """Return the loop, moved ahead on the schedule as far as the time limit demands."""
         if self.seconds is None:
             return loop
         due = math.ceil(min(1.0, loop.seconds / self.seconds) * self.iterations)
@@ -181,7 +182,7 @@ class Solver:
         state: State,
         clock: Clock,
     ) -> tuple[State, State, Tensor]:
-        """One iteration: new values, new state, and [loss, match] before it."""
+        """Do one iteration: return new values, new state, and [loss, match] before it."""
         raise NotImplementedError
 
     def finished(self, state: State) -> bool:
@@ -189,7 +190,7 @@ class Solver:
         return False
 
     def answer(self, values: State, state: State) -> State:
-        """What the run has found: by default where it ended."""
+        """Return what the run has found: by default, the point where it ended."""
         return values
 
 
@@ -230,18 +231,18 @@ class Loop:
     """The state of the loop between two iterations.
 
     Attributes:
-        values: of the variables that are learned.
-        constants: of the others.
-        phase: what holds now.
-        state: the solver's own.
+        values: values of the learned variables.
+        constants: values of the other variables.
+        phase: the current phase.
+        state: the solver's own state.
         track: [iterations, 2], loss and match so far.
-        done: how many iterations.
-        place: on the schedule; further than ``done`` once a stage was left early.
+        done: the number of iterations done.
+        place: the place on the schedule; further than ``done`` once a stage was left early.
         begun: iterations done when the present stage began.
         since: iterations done and seconds spent when the present phase began.
         fast: whether the step of this phase is compiled, once that has been decided.
-        compiled: whether that of any was.
-        seconds: spent.
+        compiled: whether the step of any phase was compiled.
+        seconds: time spent.
     """
 
     values: State
@@ -259,11 +260,11 @@ class Loop:
 
     @property
     def all_values(self) -> State:
-        """Learned, constant, and of the phase."""
+        """Return all values: learned, constant, and those of the phase."""
         return {**self.constants, **self.phase.constants, **self.values}
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Store it."""
+        """Store the state."""
         states = {
             "values": self.values,
             "constants": self.constants,
@@ -373,7 +374,7 @@ Step = Callable[[State, State, State, Tensor, Tensor, Tensor], tuple[State, Stat
 
 
 class _Steps:
-    """One iteration after the other, compiled once that pays."""
+    """Performs the iterations, with a compiled step once that saves time."""
 
     def __init__(
         self,

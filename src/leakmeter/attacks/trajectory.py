@@ -1,4 +1,4 @@
-"""How dummy data would have moved the weights: the model of the client's path."""
+"""Models of the client's path: how dummy data would have moved the weights."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class Trajectory:
     def penalty(
         self, problem: Problem, x: Tensor, y: Tensor, theta: Mapping[str, Tensor]
     ) -> Tensor:
-        """A scalar added to the objective; nothing by default."""
+        """Return a scalar added to the objective; zero by default."""
         return x.new_zeros(())
 
     def refresh(
         self, problem: Problem, x: Tensor, y: Tensor, phase: Phase, now: Moment
     ) -> Phase | None:
-        """The phase that begins ``now``, with one name, or ``None`` if ``phase`` goes on.
+        """Return the phase that begins ``now``, with one name, or ``None`` if ``phase`` continues.
 
         Its constants follow from the dummy data, but no gradient flows through them. By default
         there is one phase, without constants.
@@ -57,11 +57,11 @@ class Trajectory:
         return None
 
     def during(self, phase: str) -> Trajectory:
-        """What predicts during the phase of this name."""
+        """Return the trajectory that predicts during the phase of this name."""
         return self
 
     def copies(self, problem: Problem) -> int:
-        """How many dummies stand for one image of the client."""
+        """Return how many dummies stand for one image of the client."""
         return 1
 
     def merge(self, problem: Problem, x: Tensor) -> Tensor:
@@ -89,8 +89,9 @@ class Line(Trajectory):
     Attributes:
         alpha: where on the line between both weights to start; clipped to [0, 1].
         lr: step size for alpha.
-        every: iterations between two steps of alpha, each so much longer. Its gradient needs that
-            of all weights, a quarter of an iteration's time, and alpha moves slowly.
+        every: iterations between two steps of alpha, each longer by this factor. The gradient of
+            alpha needs that of all weights, which takes a quarter of an iteration's time, and alpha
+            moves slowly.
     """
 
     alpha: float = 0.5
@@ -167,10 +168,10 @@ class Bezier(Trajectory):
     def penalty(
         self, problem: Problem, x: Tensor, y: Tensor, theta: Mapping[str, Tensor]
     ) -> Tensor:
-        """How far P1 and d have strayed, and the optional classification loss."""
+        """Penalize how far P1 and d have moved, and add the optional classification loss."""
         start, end = both_ends(problem)
         total = x.new_zeros(())
-        # Each is as large as the network: those that weigh nothing are not computed.
+        # Each is as large as the network, so terms of zero weight are not computed.
         if self.keep_path:
             middle = lerp(start, end, 0.5)
             for name, point in under(dict(theta), "path/").items():

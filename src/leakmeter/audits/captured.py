@@ -149,6 +149,8 @@ def completed(update: Update, told: dict[str, Any]) -> Update:
     """Return ``update`` with the protocol fields that the user gave on the command line."""
     protocol = update.protocol
     fields = protocol.model_dump(exclude_unset=True) | told
+    if "normalize" in told and told["normalize"] is None:
+        fields["normalize"] = "none"
     if isinstance(fields.get("input_shape"), str):
         fields["input_shape"] = _numbers("input-shape", fields["input_shape"], int)
     if isinstance(fields.get("normalize"), str):

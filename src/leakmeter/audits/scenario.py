@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_type_hints
 
@@ -86,14 +86,23 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class ModelPart(_Part):
+class _Named(_Part):
+    """A part of which the name alone may be given."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        return {next(iter(cls.model_fields)): value} if isinstance(value, str) else value
+
+
+class ModelPart(_Named):
     """The network: a built-in name or ``package.module:factory``, and the seed of its weights."""
 
     name: Annotated[str, AfterValidator(_model_name)] = "cnn-cifar"
     seed: Seed = 0
 
 
-class DataPart(_Part):
+class DataPart(_Named):
     """The images: a data set's spec (see ``leakmeter list datasets``) and their side in pixels."""
 
     source: Annotated[str, AfterValidator(_source)] = "photos"
@@ -184,7 +193,7 @@ def resolved_options(
     return options
 
 
-class AttackPart(_Part):
+class AttackPart(_Named):
     """One attack: a recipe's name, its options, and what the attacker knows.
 
     Attributes:
@@ -423,11 +432,16 @@ class Scenario(_Part):
             raise LeakmeterError(f"{path} is not YAML: {reason}") from None
         if not isinstance(content, dict):
             raise LeakmeterError(f"{path} must hold fields such as model:, data:, attacks:")
+        return cls.of(content, f"{path}: ")
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any], where: str = "") -> Scenario:
+        """Check what a file says, or a dictionary like it."""
         try:
-            return cls.model_validate(content)
+            return cls.model_validate(dict(content))
         except ValidationError as error:
             found = validation_errors(error, cls)
-            raise LeakmeterError("\n".join(f"{path}: {line}" for line in found)) from None
+            raise LeakmeterError("\n".join(f"{where}{line}" for line in found)) from None
 
     def dump(self) -> str:
         """Return the scenario as YAML with every default filled in."""

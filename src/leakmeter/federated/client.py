@@ -27,7 +27,7 @@ from leakmeter.state import State
 from leakmeter.update import Normalization, Protocol, Update
 
 DRAWS = 5_000_000_000
-"""Seeds of what defenses draw begin here, apart from those of the order of examples."""
+"""First seed for what defenses draw, separate from the seeds for the order of examples."""
 
 
 class Client:
@@ -40,14 +40,14 @@ class Client:
         images: float [N, C, H, W] in [0, 1], or what :func:`~leakmeter.pixels.as_images` takes.
         labels: integers [N], or [N, ...] for a network with several answers per example.
         epochs: passes over the data.
-        batch_size: examples a step; all of them if not given.
+        batch_size: examples per step; all of them if not given.
         lr: step size.
         optimizer: ``sgd``, ``adam`` or ``adamw``.
         normalize: a data set's name, a (mean, std) pair, or ``None`` for the identity.
         batchnorm: ``eval`` (running statistics) or ``train`` (those of the batch).
         seed: decides the order of the examples, and what defenses draw.
-        defenses: what the client does so that its update tells less, in order. One that changes
-            the network changes :attr:`model`: attack that one.
+        defenses: what the client does, in order, so that its update reveals less. A defense that
+            changes the network changes :attr:`model`: attack that network.
         settings: any other field of :class:`~leakmeter.update.Protocol`, such as ``momentum``.
     """
 
@@ -67,6 +67,17 @@ class Client:
         defenses: Sequence[Defense] = (),
         **settings: Any,
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise LeakmeterError(
+                f"model is a {type(model).__name__}: give a torch.nn.Module, such as "
+                "leakmeter.models.build(name, classes=...)"
+            )
+        for defense in defenses:
+            if not isinstance(defense, Defense):
+                raise LeakmeterError(
+                    f"defenses has {defense!r}: give defenses with their options, such as "
+                    "leakmeter.federated.DEFENSES['top_k'](keep=0.1)"
+                )
         images, labels = as_images(images), as_labels(labels)
         _check_images(images)
         model = defended(model, defenses)
@@ -135,7 +146,7 @@ class Client:
         return self._sent(self.protocol, draws, after=snapshot(model))
 
     def gradient(self) -> Update:
-        """One gradient of the loss over all examples at the received weights."""
+        """Return one gradient of the loss over all examples at the received weights."""
         protocol = self.sharing_a_gradient()
         draws = self._draws()
         gradient = whole_gradient(
@@ -149,7 +160,7 @@ class Client:
         return self._sent(protocol, draws, gradient=gradient)
 
     def sharing_a_gradient(self) -> Protocol:
-        """What the server knows if that is all it gets; an error if that cannot be."""
+        """Return what the server knows if it gets only a gradient; raise an error if impossible."""
         unused = dict.fromkeys(("epochs", "batch_size", "lr", "optimizer"))
         protocol = self.protocol.model_copy(update=unused)
         check_batch(self.model, protocol, len(self.images))
@@ -158,7 +169,7 @@ class Client:
         return protocol
 
     def without_defenses(self) -> Client:
-        """The same client without its defenses; a network that one of them changed stays so."""
+        """Return the same client without defenses; a network they changed stays changed."""
         plain = copy.copy(self)
         plain.defenses = ()
         return plain

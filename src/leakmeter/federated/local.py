@@ -53,7 +53,7 @@ def set_mode(model: nn.Module, protocol: Protocol) -> None:
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits in whatever a classifier returns: a tensor, a dict, or an object with them."""
+    """Extract the logits from a classifier's output: a tensor, a dict, or an object."""
     found = output.get("logits") if isinstance(output, Mapping) else output
     found = getattr(found, "logits", found)
     if not isinstance(found, Tensor):
@@ -77,8 +77,8 @@ def takes_pixels(model: nn.Module) -> bool:
 def output_shape(model: nn.Module, images: Tensor) -> tuple[int, ...]:
     """(classes, ...) of the answer of ``model`` to one of ``images`` [N, C, H, W], in eval mode.
 
-    A network that answers once per example has only classes; one that answers at several places,
-    as a language model does for every word, has their number behind.
+    A network with one output per example has only classes; one with outputs at several places, such
+    as a language model with one per word, appends the number of places.
     """
     probe = copy.deepcopy(model).eval()
     try:
@@ -95,7 +95,7 @@ def output_shape(model: nn.Module, images: Tensor) -> tuple[int, ...]:
 
 
 def behavior(model: nn.Module, shape: tuple[int, ...]) -> str:
-    """SHA-256 of what ``model`` computes and trains: weights, frozen names, answer to noise.
+    """Return a SHA-256 of what ``model`` does: weights, frozen names, output for noise.
 
     Args:
         model: any module; its source may have changed while its weights have not.
@@ -105,7 +105,7 @@ def behavior(model: nn.Module, shape: tuple[int, ...]) -> str:
     noise = torch.rand((2, *shape), generator=torch.Generator().manual_seed(0)).to(some)
     with torch.no_grad():
         try:
-            # Processors differ in the last bits: of many digits the first ones are the same.
+            # Processors differ in the last bits, so only the leading digits are used.
             told = answer(copy.deepcopy(model).double().eval(), noise.double())
             told = (told / told.abs().max().clamp_min(1e-30)).mul(1e6).round().long()
         except Exception:  # not made for double precision
@@ -149,13 +149,13 @@ def snapshot(model: nn.Module) -> State:
 
 
 class Training(NamedTuple):
-    """What a client's loop runs on; a defense may put others in their place.
+    """What a client's training loop uses; a defense may replace any of it.
 
     Attributes:
         model: what is called; its parameters are those of the client's network.
         optimizer: over the parameters that are trained.
         batches: gives (inputs [B, C, H, W], labels [B]) of one epoch at a time.
-        undo: closed when the training is over; restores the client's network.
+        undo: closed when the training is over, which restores the client's network.
     """
 
     model: nn.Module

@@ -1,4 +1,4 @@
-"""Federated averaging (McMahan et al. 2017): a network as clients find it at round R."""
+"""Federated averaging (McMahan et al. 2017): the network that clients receive at round R."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def federate(
     on_round: Callable[[int, int], None] | None = None,
     **training: Any,
 ) -> nn.Module:
-    """A copy of ``model`` after ``rounds`` rounds of federated averaging.
+    """Return a copy of ``model`` after ``rounds`` rounds of federated averaging.
 
-    Defenses that change the network change the copy: it is the network those clients train.
+    Defenses that change the network change the copy, since those clients train that network.
 
     Args:
         model: the network at round 0; not changed.
@@ -42,7 +42,7 @@ def federate(
         rounds: how many.
         participation: probability that a client takes part in a round; at least one always does.
         seed: decides who takes part and in which order examples come.
-        cache: folder for finished rounds; a later call with the same inputs goes on from there.
+        cache: folder for finished rounds; a later call with the same inputs resumes from there.
             By default ``~/.cache/leakmeter``, or ``$LEAKMETER_CACHE``.
         on_round: called with (done, total) after every round.
         training: passed on to :class:`~leakmeter.federated.client.Client`.
@@ -88,7 +88,7 @@ def _one_round(
 
 
 def _resume(model: nn.Module, kept: Sequence[Checkpoint]) -> int:
-    """Load the latest round that is there and say which it is."""
+    """Load the latest saved round and return its number."""
     for number in range(len(kept), 0, -1):
         saved = kept[number - 1].load()
         if saved is not None:

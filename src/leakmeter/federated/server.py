@@ -1,4 +1,4 @@
-"""What a server makes of updates: their mean, their sum, and how many bytes it received."""
+"""What a server computes from updates: their mean, their sum, and the bytes received."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ def average(updates: Sequence[Update]) -> State:
 
 
 def aggregate(updates: Sequence[Update]) -> Update:
-    """What the server sees of several clients under secure aggregation.
+    """Return what the server sees of several clients under secure aggregation.
 
-    The mean of their weights or gradients, by their numbers of examples. To the server it looks
-    like one client with all the examples, in batches as many times as large.
+    This is the mean of their weights or gradients, weighted by their numbers of examples. To the
+    server it looks like one client with all the examples, in batches that are larger by the number
+    of clients.
 
     Args:
         updates: of clients that received the same weights and train in the same way.
@@ -63,7 +64,7 @@ def aggregate(updates: Sequence[Update]) -> Update:
 def _mean_weights(updates: Sequence[Update]) -> State:
     mean = average(updates)
     for name, start in updates[0].before.items():
-        # What no client moved must not move by rounding: attacks read off what was frozen.
+        # What no client moved must not move by rounding: attacks infer from it what was frozen.
         moved = [u.after[name] != start for u in updates if u.after is not None]
         mean[name] = torch.where(torch.stack(moved).any(0), mean[name], start)
     return mean
@@ -112,7 +113,7 @@ def _training(update: Update) -> dict[str, Any]:
 
 
 def sent_bytes(update: Update) -> int:
-    """Bytes that ``update`` takes on the wire, by its protocol and its tensors alone.
+    """Return the bytes that ``update`` takes on the wire, by its protocol and tensors alone.
 
     Tensors that did not move are not sent. The others are, entry by entry or in a sparse form
     with the cheaper of a list of 4-byte places and a bitmap. A number takes the size of its type,

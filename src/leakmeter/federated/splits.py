@@ -20,7 +20,7 @@ def iid(count: int, clients: int, *, seed: int = 0) -> list[Tensor]:
 def dirichlet(
     labels: Tensor, clients: int, *, concentration: float = 0.5, seed: int = 0
 ) -> list[Tensor]:
-    """Each class is shared out by proportions from a Dirichlet distribution (Hsu et al. 2019).
+    """Split each class by proportions from a Dirichlet distribution (Hsu et al. 2019).
 
     Args:
         labels: [N] integers.

@@ -1,4 +1,4 @@
-"""Both sides at once: what was found, held against the truth and against proper baselines."""
+"""Compares what was found with the truth and with proper baselines."""
 
 from leakmeter.measure.baseline import signal_free
 from leakmeter.measure.finding import RECOGNIZABLE_DB, Finding, Scores, measure, score

@@ -1,4 +1,4 @@
-"""What the same pipeline produces when the update carries no signal."""
+"""The baseline: what the same pipeline produces when the update carries no signal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from leakmeter.update import Update
 
 
 def signal_free(update: Update, seed: int = 0) -> Update:
-    """The same update with its movement replaced by noise of the same norm, tensor by tensor.
+    """Replace an update's movement by noise of the same norm, tensor by tensor.
 
     An attack on it shows what pairing, priors and luck contribute: only what exceeds this leaked.
     """

@@ -50,8 +50,8 @@ class Finding(BaseModel):
     """What one attack found at one client.
 
     Attributes:
-        scores: of the attack.
-        baseline: of the same attack on an update that carries no signal.
+        scores: scores of the attack.
+        baseline: scores of the same attack on an update that carries no signal.
         chance: re-identification rate of a blind guess.
     """
 
@@ -70,7 +70,7 @@ def score(
     pool_labels: Tensor,
     lpips: Lpips | None = None,
 ) -> tuple[Scores, float]:
-    """Hold a reconstruction against the truth; also the re-identification rate of a blind guess.
+    """Score a reconstruction against the truth; also return a blind guess's re-identification rate.
 
     Args:
         found: what an attack found.
@@ -78,7 +78,7 @@ def score(
         labels: their classes, [N].
         pool: images the client did not have, for the line-ups, [M, C, H, W].
         pool_labels: their classes, [M].
-        lpips: decides who is paired and who is nearest, in place of the squared error.
+        lpips: decides pairing and the nearest image, in place of the squared error.
     """
     scores = images(found.images, truth, lpips)
     paired = found.images[scores.pairs]
@@ -104,7 +104,7 @@ def measure(
     pool_labels: Tensor,
     lpips: Lpips | None = None,
 ) -> Finding:
-    """Hold a reconstruction and its no-update baseline against the truth; see :func:`score`."""
+    """Score a reconstruction and its no-update baseline against the truth; see :func:`score`."""
     scores, chance = score(found, truth, labels, pool, pool_labels, lpips)
     nothing, _ = score(baseline, truth, labels, pool, pool_labels, lpips)
     return Finding(scores=scores, baseline=nothing, chance=chance)

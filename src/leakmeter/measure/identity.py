@@ -38,7 +38,7 @@ def reidentify(
     pool_labels: Tensor,
     lpips: Lpips | None = None,
 ) -> Identification:
-    """Whether each original is the nearest to its reconstruction among images of its class.
+    """Test whether each original is the nearest to its reconstruction among images of its class.
 
     Args:
         found: reconstructions in the order of the originals, [N, C, H, W].
@@ -46,8 +46,8 @@ def reidentify(
         labels: their classes, [N].
         pool: images the client did not have, [M, C, H, W].
         pool_labels: their classes, [M]. A class with none there is set beside the whole pool.
-        lpips: decides who is nearest, in place of the squared error. Costs one forward pass for
-            each image of the line-ups.
+        lpips: decides which image is nearest, in place of the squared error. It costs one forward
+            pass for each image of the line-ups.
     """
     if len(pool) == 0:
         raise LeakmeterError("pool is empty: a line-up needs images the client did not have")
@@ -75,7 +75,7 @@ def _nearest_by_error(
 def _nearest_by_lpips(
     found: Tensor, truth: Tensor, pool: Tensor, others: list[Tensor], lpips: Lpips
 ) -> list[bool]:
-    """The same; every image of the pool is embedded once, however many line-ups it stands in."""
+    """Do the same with LPIPS; each pool image is embedded once, however many line-ups it is in."""
     seen = torch.stack(others).any(0)
     distances = lpips.distances(found, pool[seen])
     own = lpips.distance(found, truth) + ROUNDING

@@ -1,4 +1,4 @@
-"""How alike reconstructions and originals are, image by image."""
+"""Measures how alike reconstructions and originals are, image by image."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ImageScores:
         )
 
     def to_frame(self) -> Any:
-        """A row for each original, as a data frame of pandas, which must be installed."""
+        """Return a pandas data frame with one row per original; pandas must be installed."""
         try:
             from pandas import DataFrame
         except ImportError:
@@ -120,7 +120,7 @@ def check_measurable(shape: Sequence[int]) -> None:
 
 
 def squared_errors(a: Tensor, b: Tensor) -> Tensor:
-    """Mean squared error of every image of ``a`` [N, ...] with all of ``b`` [M, ...]: [N, M]."""
+    """Return the mean squared error of each image of ``a`` [N, ...] with each of ``b``: [N, M]."""
     return torch.stack([(b - image).square().flatten(1).mean(1) for image in a])
 
 

@@ -29,7 +29,7 @@ SMALLEST_SIDE = 64
 for their last map to exist, and leave a single place in it up to 46."""
 
 ROUNDING = 1e-6
-"""Distances nearer than this are the same: an embedding's last bits vary with its batch."""
+"""Distances closer than this count as equal: an embedding's last bits vary with its batch."""
 
 _REMEDY = "measure.Lpips shows how to write the file"
 _SHIFT = (-0.030, -0.088, -0.188)
@@ -171,7 +171,7 @@ class Lpips:
         return torch.cat(parts, 1)
 
     def _features(self, batch: Tensor) -> Iterator[Tensor]:
-        """What AlexNet holds after each ReLU of its convolutions."""
+        """Yield AlexNet's features after the ReLU of each convolution."""
         images = _enlarged(batch.detach().cpu().float()).expand(-1, 3, -1, -1)
         shift, scale = (torch.tensor(values).view(3, 1, 1) for values in (_SHIFT, _SCALE))
         x = (2 * images - 1 - shift) / scale
@@ -250,10 +250,10 @@ def _batches(images: Tensor) -> list[Tensor]:
 
 
 def _squared_distances(a: Tensor, b: Tensor, into: Tensor) -> None:
-    """Of all rows of ``a`` [N, D] and ``b`` [M, D], written to ``into`` [N, M].
+    """Write the distances of all rows of ``a`` [N, D] and ``b`` [M, D] into ``into`` [N, M].
 
-    ``|a|^2 + |b|^2 - 2 a b`` needs double precision, or equal rows would not be at 0. Small results
-    kept between large temporaries tear holes in the memory (gigabytes of them), hence ``into``.
+    ``|a|^2 + |b|^2 - 2 a b`` needs double precision, or equal rows would not be at 0. Allocating
+    small results between large temporaries fragments memory (by gigabytes), hence ``into``.
     """
     b = b.double()
     for part, place in zip(a.split(_ROWS), into.split(_ROWS), strict=True):
@@ -264,7 +264,7 @@ def _squared_distances(a: Tensor, b: Tensor, into: Tensor) -> None:
 
 
 def _size(images: Tensor) -> tuple[int, int]:
-    """Height and width in which the network sees the images."""
+    """Return the height and width at which the network sees the images."""
     height, width = images.shape[2:]
     factor = max(1, SMALLEST_SIDE / min(height, width))
     return round(height * factor), round(width * factor)

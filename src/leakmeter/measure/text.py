@@ -1,4 +1,4 @@
-"""How much of a sentence was read out of an update."""
+"""Measures how much of a sentence was read out of an update."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TextScores:
     """Means over the true sentences, 0 to 1.
 
     Attributes:
-        token_accuracy: share of words found in their place.
+        token_accuracy: share of words found in their correct place.
         word_recall: share of words found anywhere in the sentence, repeats counted.
     """
 

@@ -1,7 +1,7 @@
-"""How straight a client's path was: the ground on which one gradient can stand for many steps.
+"""Measures how straight a client's path was: the reason one gradient can stand for many steps.
 
-Figures 3 and 4 and table 1 of Zhu et al. 2023 (SME). All of it needs the client's own path and
-data, so it describes a simulated client; an attacker can compute none of it.
+It reproduces figures 3 and 4 and table 1 of Zhu et al. 2023 (SME). All of it needs the client's own
+path and data, so it describes a simulated client; an attacker can compute none of it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from leakmeter.state import State, cosine
 from leakmeter.update import Update
 
 MOST_STEPS = 128
-"""On a longer path so many steps, evenly spread, are measured."""
+"""The most steps measured; on a longer path they are evenly spread."""
 
 MOST_NUMBERS = 2**28
-"""Gradients kept at once hold at most so many numbers (1 GiB): large networks get fewer steps."""
+"""The most numbers in gradients kept at once (1 GiB): large networks get fewer steps."""
 
 FEWEST_STEPS = 8
-"""But never fewer than this: two gradients always lie in a plane."""
+"""The fewest steps measured: two gradients always lie in a plane."""
 
 PLACES = 21
 """Places on the line from w0 to wT, both ends included."""
@@ -71,36 +71,36 @@ class Straightness(BaseModel):
 
     @property
     def least_plane_share(self) -> float:
-        """At the step that leaves the plane most."""
+        """The plane share at the step that leaves the plane most."""
         return min(self.plane_shares)
 
     @property
     def best_alpha(self) -> float:
-        """Where one gradient points most nearly the way of the whole update."""
+        """The alpha where the gradient agrees best with the whole update."""
         return self.alphas[self.cosines.index(self.best_cosine)]
 
     @property
     def best_cosine(self) -> float:
-        """How nearly it does so there."""
+        """The cosine of the gradient with the update at that alpha."""
         return max(self.cosines)
 
     @property
     def start_cosine(self) -> float:
-        """How nearly the gradient at the received weights does so."""
+        """The cosine of the update with the gradient at the received weights."""
         return self.cosines[0]
 
 
 def straightness(
     client: Client, on_progress: Callable[[int, int], None] | None = None
 ) -> Straightness:
-    """How straight the path of ``client`` is; see :func:`walk`."""
+    """Measure how straight the path of ``client`` is; see :func:`walk`."""
     return walk(client, on_progress)[1]
 
 
 def walk(
     client: Client, on_progress: Callable[[int, int], None] | None = None
 ) -> tuple[Update, Straightness]:
-    """Let ``client`` train and measure the path its weights take; also what it sends.
+    """Let ``client`` train, measure the path its weights take, and also return what it sends.
 
     Costs the training, and one gradient over all examples at each measured step and each place on
     the line.
@@ -149,7 +149,7 @@ def walk(
 
 
 def measured_steps(total: int, size: int) -> list[int]:
-    """Which of ``total`` steps of a network with ``size`` numbers are measured, evenly spread."""
+    """Choose the steps to measure, evenly spread, for a network with ``size`` numbers."""
     affordable = max(FEWEST_STEPS, MOST_NUMBERS // max(size, 1))
     count = min(total, MOST_STEPS, affordable)
     spread = torch.linspace(0, total - 1, count, dtype=torch.float64)
@@ -184,7 +184,7 @@ class _Probe:
         self._client.model = self._model = copy.deepcopy(client.model)
 
     def gradient(self, state: State) -> State:
-        """Of what the client minimizes: its loss, and weight decay unless decoupled."""
+        """Return the gradient of what the client minimizes: its loss, and coupled weight decay."""
         self._model.load_state_dict(state)
         found = self._client.gradient().gradient or {}
         protocol = self._client.protocol

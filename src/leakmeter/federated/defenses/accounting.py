@@ -1,4 +1,4 @@
-"""How much privacy noise buys: epsilon of repeated Gaussian mechanisms."""
+"""Computes how much privacy noise buys: epsilon of repeated Gaussian mechanisms."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ ORDERS = [
     *range(11, 64),
     *(128, 256, 512, 1024),
 ]
-"""Renyi orders of which the best counts: those of dp-accounting."""
+"""Renyi orders, of which the best one counts, as in dp-accounting."""
 
 MEANINGLESS = 100.0
-"""From this epsilon on nothing is promised, and the tighter accountant is not asked."""
+"""From this epsilon on, nothing is promised, and the tighter accountant is not run."""
 
 
 def opacus() -> ModuleType:
@@ -42,7 +42,7 @@ def sampled_gaussian(noise: float, rate: float, steps: int, delta: float) -> tup
     """Epsilon of noisy sums over Poisson samples, by Opacus' RDP and PRV accountants.
 
     Args:
-        noise: standard deviation, in units of the most that one example adds.
+        noise: standard deviation, in units of the most that one example can add.
         rate: probability that an example is in a sample.
         steps: samples drawn.
         delta: probability that epsilon does not hold.

@@ -18,15 +18,15 @@ from leakmeter.federated.defenses.base import Defense
 class Augment(Defense):
     """Images are shifted, turned and recolored before training, as in ATS (Gao et al. 2021).
 
-    Each image is changed once, by the full strength of every transformation in a direction of its
-    own. ATS searches for the best sequence of transformations; this one is fixed, of the kinds it
-    finds. What comes in from outside is black.
+    Each image is changed once, by the full strength of every transformation, each in its own random
+    direction. ATS searches for the best sequence of transformations; here the sequence is fixed and
+    uses the kinds that ATS finds. Areas from outside the image are black.
 
     Attributes:
         shift: along both axes, as a share of the side.
         rotate: angle in degrees.
-        contrast: by which differences from the mean brightness grow or shrink, as a share.
-        brightness: that is added or taken away, of 1.
+        contrast: the share by which differences from the mean brightness grow or shrink.
+        brightness: the brightness added or subtracted, on a scale of 0 to 1.
     """
 
     known: ClassVar[str] = "The server knows that images were transformed, but not how each was."

@@ -1,6 +1,6 @@
-"""What a client can do so that its update tells less: the interface of all defenses.
+"""The interface of all defenses: what a client can do so that its update reveals less.
 
-A defense overrides what it changes and leaves the rest alone. Several of them compose, in order.
+A defense overrides what it changes and leaves the rest alone. Several defenses apply in order.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Guarantee(NamedTuple):
 
 
 class Defense:
-    """Base of all defenses: changes nothing.
+    """Base of all defenses; it changes nothing.
 
     Attributes:
         known: what the attacker is assumed to know about it, a sentence.
@@ -47,11 +47,11 @@ class Defense:
 
     @property
     def clients(self) -> int:
-        """How many clients' updates the server sees only the sum of."""
+        """The number of clients whose updates the server sees only as a sum."""
         return 1
 
     def network(self, model: nn.Module) -> nn.Module:
-        """The network that clients train, known to all; ``model`` itself must not change."""
+        """Return the network that clients train, known to all; ``model`` itself must not change."""
         return model
 
     def check(self, model: nn.Module, protocol: Protocol, defenses: Sequence[Defense]) -> None:
@@ -64,7 +64,7 @@ class Defense:
         """
 
     def images(self, images: Tensor, draws: torch.Generator) -> Tensor:
-        """What the client trains on in place of its ``images`` [N, C, H, W] in [0, 1]."""
+        """Return what the client trains on in place of its ``images`` [N, C, H, W] in [0, 1]."""
         return images
 
     def training(
@@ -75,10 +75,10 @@ class Defense:
         protocol: Protocol,
         draws: torch.Generator,
     ) -> Training:
-        """Another model, optimizer or order of batches for the client's loop.
+        """Return another model, optimizer or order of batches for the client's loop.
 
-        What it hangs on the model, it takes off again by ``training.undo``. A client that shares
-        one gradient comes through here too; its optimizer never steps.
+        Hooks that it adds to the model are removed again by ``training.undo``. It is also called
+        for a client that shares one gradient, whose optimizer never steps.
 
         Args:
             training: as it would be without this defense.
@@ -90,14 +90,14 @@ class Defense:
         return training
 
     def penalty(self, model: nn.Module) -> Tensor | float:
-        """Mean over a batch of what is added to each example's loss, after the network's call."""
+        """Return the batch mean of what is added to each example's loss, after the forward pass."""
         return 0.0
 
     def gradient(self, model: nn.Module, inputs: Tensor, draws: torch.Generator) -> None:
         """Change the gradients of a batch of ``inputs``, in place, before the optimizer's step."""
 
     def send(self, update: Update, model: nn.Module, draws: torch.Generator) -> Update:
-        """What the client sends in place of ``update``.
+        """Return what the client sends in place of ``update``.
 
         Args:
             update: weights or a gradient, as the defenses before this one made it.
@@ -107,12 +107,12 @@ class Defense:
         return update
 
     def guarantee(self, protocol: Protocol, examples: int, rounds: int = 1) -> Guarantee | None:
-        """What is proven about ``rounds`` updates of a client with so many examples, if anything.
+        """Return what is proven, if anything, about ``rounds`` updates of a client.
 
         Args:
             protocol: of that client itself, not of a sum over several.
-            examples: its N.
-            rounds: in which it takes part.
+            examples: the client's number of examples, N.
+            rounds: the number of rounds in which it takes part.
         """
         return None
 
@@ -121,9 +121,9 @@ _MADE_BY = "_leakmeter_defenses"
 
 
 def defended(model: nn.Module, defenses: Sequence[Defense]) -> nn.Module:
-    """The network that clients with ``defenses`` train; ``model`` itself, if they made it already.
+    """Return the network that clients with ``defenses`` train, or ``model`` if already changed.
 
-    So rounds of training can hand on a network that clients changed once.
+    This way rounds of training can pass on a network that clients changed once.
     """
     if getattr(model, _MADE_BY, None) == tuple(defenses):
         return model
@@ -136,7 +136,7 @@ def defended(model: nn.Module, defenses: Sequence[Defense]) -> nn.Module:
 
 
 def moved(update: Update, change: Callable[[State], State], **learned: object) -> Update:
-    """``update`` with its movement changed.
+    """Return ``update`` with its movement changed.
 
     Args:
         update: weights or a gradient.

@@ -1,4 +1,4 @@
-"""Sending less: few entries of the update, or few bits of each; and what it takes to send it."""
+"""Defenses that send less: few entries of the update, or few bits of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from leakmeter.update import Update, rounded
 
 @dataclass(frozen=True)
 class Sparse(Defense):
-    """Base of those that send a share of the entries of each tensor; at least one is sent."""
+    """Base of defenses that send a share of the entries of each tensor; at least one is sent."""
 
     known: ClassVar[str] = "The server sees which entries were sent: the others are exactly zero."
     adaptive: ClassVar[str] = "Entries that were not sent count on neither side of the comparison."
@@ -27,11 +27,11 @@ class Sparse(Defense):
         require("keep", self.keep, above=0, most=1)
 
     def places(self, tensor: Tensor, count: int, draws: torch.Generator) -> Tensor:
-        """Which ``count`` entries of a flat ``tensor`` are sent."""
+        """Choose which ``count`` entries of a flat ``tensor`` are sent."""
         raise NotImplementedError
 
     def send(self, update: Update, model: nn.Module, draws: torch.Generator) -> Update:
-        """All but the chosen entries at zero."""
+        """Set all but the chosen entries to zero."""
 
         def only(tensor: Tensor) -> Tensor:
             mask = torch.zeros(tensor.numel(), dtype=torch.bool, device=tensor.device)
@@ -56,7 +56,7 @@ class TopK(Sparse):
     """
 
     def places(self, tensor: Tensor, count: int, draws: torch.Generator) -> Tensor:
-        """The largest."""
+        """Choose the largest entries."""
         return tensor.abs().topk(count).indices
 
 
@@ -79,10 +79,10 @@ class Prune(Sparse):
 class Quantize(Defense):
     """Every entry is sent with few bits, one step size per tensor (Bernstein et al. 2018 for 1).
 
-    Weights are rounded in their movement, not in themselves.
+    For weights, the movement is rounded, not the weights themselves.
 
     Attributes:
-        bits: of an entry, 1 to 16; with one only its sign is left.
+        bits: bits per entry, 1 to 16; with one, only the sign is left.
     """
 
     known: ClassVar[str] = "The server knows how entries were rounded, and to how many bits."
@@ -97,7 +97,7 @@ class Quantize(Defense):
         require("bits", self.bits, least=1, most=16)
 
     def send(self, update: Update, model: nn.Module, draws: torch.Generator) -> Update:
-        """Each tensor rounded by itself."""
+        """Round each tensor by itself."""
 
         def change(movement: State) -> State:
             return {name: rounded(tensor, self.bits) for name, tensor in movement.items()}

@@ -1,4 +1,4 @@
-"""Differentially private training, by Opacus."""
+"""Differentially private training with Opacus."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class DPSGD(Defense):
         require("delta", self.delta, above=0, most=0.5)
 
     def check(self, model: nn.Module, protocol: Protocol, defenses: Sequence[Defense]) -> None:
-        """Opacus must be there, be able to train the network, and be alone in doing so."""
+        """Check that Opacus is installed, can train the network, and is alone in changing it."""
         opacus()
         if protocol.epochs is None:
             raise LeakmeterError(
@@ -94,8 +94,8 @@ class DPSGD(Defense):
             poisson_sampling=True,
             noise_generator=_fork(draws, inputs.device),
         )
-        # Opacus samples at 1 / ceil(N / B) and divides by what that gives, rounded down. With
-        # these the loop does what the guarantee counts, also where B does not divide N.
+        # Opacus samples at 1 / ceil(N / B) and divides by the resulting size, rounded down. With
+        # these values the loop matches the guarantee even where B does not divide N.
         sampler = loader.batch_sampler
         sampler.sample_rate, sampler.steps = size / count, -(-count // size)
         optimizer.expected_batch_size = size
@@ -103,7 +103,7 @@ class DPSGD(Defense):
         def batches() -> Iterable[tuple[Tensor, Tensor]]:
             for chosen in sampler:
                 batch = torch.tensor(chosen, dtype=torch.int64, device=inputs.device)
-                # Backward hooks want an input with a gradient, and warn if there is none.
+                # Backward hooks expect an input with a gradient and warn if there is none.
                 yield inputs[batch].requires_grad_(), labels[batch]
 
         training.undo.callback(set_mode, training.model, protocol)
@@ -111,33 +111,33 @@ class DPSGD(Defense):
         return Training(wrapped, optimizer, batches, training.undo)
 
     def gradient(self, model: nn.Module, inputs: Tensor, draws: torch.Generator) -> None:
-        """Parameters that no example reached get noise like all others."""
+        """Add noise to parameters that no example reached, as to all others."""
         for parameter in model.parameters():
             if parameter.requires_grad and _singles(parameter) is None:
                 nothing = parameter.new_zeros((len(inputs), *parameter.shape))
                 parameter.__dict__["grad_sample"] = nothing
 
     def guarantee(self, protocol: Protocol, examples: int, rounds: int = 1) -> Guarantee | None:
-        """Of one example, over all local steps of all rounds."""
+        """Return the guarantee for one example, over all local steps of all rounds."""
         rate = min(1.0, protocol.need("batch_size").batch_size / examples)
         steps = rounds * protocol.steps(examples)
         return Guarantee(*sampled_gaussian(self.noise, rate, steps, self.delta), self.delta)
 
 
 def _make_private(*, module: nn.Module, **settings: Any) -> Any:
-    """What ``PrivacyEngine.make_private`` returns for a network in the mode of a client."""
+    """Call ``PrivacyEngine.make_private`` for a network in the mode of a client."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Secure RNG turned off")  # reproducible on purpose
         engine = opacus().PrivacyEngine()
     _visible_to_opacus(module)
-    module.training = True  # Opacus insists on it here, and does not care later
+    module.training = True  # Opacus requires it here, but not later
     made = engine.make_private(module=module, **settings)
     _visible_to_opacus(module)
     return made
 
 
 def _clean(wrapped: Any) -> None:
-    """Take off the network what Opacus hung on it."""
+    """Remove from the network what Opacus attached to it."""
     model: nn.Module = wrapped.to_standard_module()
     for module in model.modules():
         module.__dict__.pop("activations", None)
@@ -146,7 +146,7 @@ def _clean(wrapped: Any) -> None:
 
 
 def _fork(draws: torch.Generator, device: torch.device) -> torch.Generator:
-    """A generator of its own on ``device``, seeded from ``draws``."""
+    """Return a separate generator on ``device``, seeded from ``draws``."""
     seed = int(torch.randint(2**62, (), generator=draws))
     return torch.Generator(device).manual_seed(seed)
 
@@ -164,7 +164,7 @@ def _owns_trained(module: nn.Module) -> bool:
 def _visible_to_opacus(model: nn.Module) -> None:
     """Put into training mode what Opacus must see: the trained layers.
 
-    All else stays in eval mode, above all dropout, which is off at every client of leakmeter.
+    All else stays in eval mode, above all dropout, which is off for every client in leakmeter.
     """
     for module in model.modules():
         module.training = _owns_trained(module)

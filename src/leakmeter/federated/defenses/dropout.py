@@ -1,4 +1,4 @@
-"""Leaving out random entries of every gradient."""
+"""A defense that leaves out random entries of every gradient."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from leakmeter.update import Update
 class GradientDropout(Defense):
     """Random entries of every step's gradient are zero, the rest is scaled up (Wei et al. 2020).
 
-    Unlike ``prune`` it draws anew in every local step, so that after several of them few entries
-    have not moved at all.
+    Unlike ``prune``, it draws anew in every local step, so after several steps few entries have not
+    moved at all.
 
     Attributes:
         rate: probability that an entry is zero; the others are divided by ``1 - rate``.
@@ -38,14 +38,14 @@ class GradientDropout(Defense):
             raise LeakmeterError(f"rate is {self.rate}: use less than 1, else nothing is learned")
 
     def gradient(self, model: nn.Module, inputs: Tensor, draws: torch.Generator) -> None:
-        """Of every trained parameter."""
+        """Drop entries of every trained parameter's gradient."""
         for parameter in model.parameters():
             if parameter.grad is not None:
                 kept = torch.rand(parameter.shape, generator=draws) >= self.rate
                 parameter.grad.mul_(kept.to(parameter.grad)).div_(1 - self.rate)
 
     def send(self, update: Update, model: nn.Module, draws: torch.Generator) -> Update:
-        """The same, but said to be sparse if its zeros are those of a single step."""
+        """Send the same update, marked as sparse if its zeros are those of a single step."""
         one = update.gradient is not None or update.protocol.steps(update.num_examples) == 1
         names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         entries = torch.cat([tensor.flatten() for tensor in update.observed(names).values()])

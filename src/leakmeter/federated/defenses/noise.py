@@ -58,7 +58,7 @@ class UpdateNoise(Defense):
             raise LeakmeterError(f"kind is {self.kind!r}: use {' or '.join(KINDS)}")
 
     def send(self, update: Update, model: nn.Module, draws: torch.Generator) -> Update:
-        """Clipped and noisy."""
+        """Clip the update and add noise."""
 
         def change(movement: State) -> State:
             squares = sum(float(t.double().square().sum()) for t in movement.values())
@@ -67,11 +67,11 @@ class UpdateNoise(Defense):
 
         if not self.multiplier:
             return moved(update, change)
-        # Nothing stays zero or rounded under noise.
+        # With noise, nothing stays zero or rounded.
         return moved(update, change, sparse=False, bits=None)
 
     def guarantee(self, protocol: Protocol, examples: int, rounds: int = 1) -> Guarantee | None:
-        """Of Gaussian noise, for the whole client, in each of whose ``rounds`` it sends one."""
+        """Return the guarantee of Gaussian noise for a client that sends one update per round."""
         if self.kind != "gaussian" or not self.multiplier:
             return None
         return Guarantee(*gaussian(self.multiplier, rounds, self.delta), self.delta, "client")

@@ -1,4 +1,4 @@
-"""Training or sending only a part of the network."""
+"""Defenses that train or send only a part of the network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from leakmeter.state import State
 from leakmeter.update import Protocol, Update
 
 SEED = 0
-"""Of initial weights that a defense adds: the network is public, so all draw the same."""
+"""Seed of the initial weights that a defense adds; the network is public, so all share it."""
 
 _ALIKE = "Tensors that did not move are left out of the comparison."
 
@@ -41,7 +41,7 @@ class Freeze(Defense):
         require("train", self.train, least=1)
 
     def network(self, model: nn.Module) -> nn.Module:
-        """A copy in which all layers but the last are frozen."""
+        """Return a copy in which all layers but the last are frozen."""
         model = copy.deepcopy(model)
         found = layers(model)
         if self.train >= len(found):
@@ -76,7 +76,7 @@ class Withhold(Defense):
         require("last", self.last, least=1)
 
     def check(self, model: nn.Module, protocol: Protocol, defenses: Sequence[Defense]) -> None:
-        """Some layers must be left to send."""
+        """Check that some layers are left to send."""
         count = len(layers(model))
         if self.last >= count:
             raise LeakmeterError(
@@ -85,7 +85,7 @@ class Withhold(Defense):
             )
 
     def send(self, update: Update, model: nn.Module, draws: torch.Generator) -> Update:
-        """Without the last layers."""
+        """Send the update without the last layers."""
         names = {name for layer in layers(model)[-self.last :] for name in layer}
         if update.after is not None:
             home = {name: update.before[name] for name in update.after if name in names}
@@ -103,7 +103,7 @@ class LoRA(Defense):
 
     Every trained ``nn.Linear`` and ``nn.Conv2d`` gets ``alpha / rank * up(down(x))`` beside its
     own answer; all else is frozen. ``up`` starts at zero, so nothing changes before training.
-    Subclasses of the two are frozen without an addition: who owns them may not call them.
+    Subclasses of the two are frozen without an addition, since their owners may not call them.
 
     Attributes:
         rank: of the addition, in each group of a grouped convolution.
@@ -121,7 +121,7 @@ class LoRA(Defense):
         require("alpha", self.alpha, above=0)
 
     def network(self, model: nn.Module) -> nn.Module:
-        """A copy with the additions, and all else frozen."""
+        """Return a copy with the additions and all else frozen."""
         model = copy.deepcopy(model)
         chosen = [
             module
@@ -196,7 +196,7 @@ class LowRankConv2d(nn.Conv2d):
 def layers(model: nn.Module) -> list[list[str]]:
     """Names of the tensors of each module that owns parameters, in order.
 
-    A fully connected or convolutional layer is one whatever it is made of.
+    A fully connected or convolutional layer counts as one layer, whatever it consists of.
     """
     found: list[list[str]] = []
     inside: set[nn.Module] = set()

@@ -1,4 +1,4 @@
-"""Training through a random bottleneck."""
+"""A defense that trains through a random bottleneck."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Precode(Defense):
         require("weight", self.weight)
 
     def network(self, model: nn.Module) -> nn.Module:
-        """A copy with the bottleneck."""
+        """Return a copy with the bottleneck."""
         model = copy.deepcopy(model)
         inside: set[nn.Module] = set()
         last = None
@@ -70,7 +70,7 @@ class Precode(Defense):
         protocol: Protocol,
         draws: torch.Generator,
     ) -> Training:
-        """Draws from now on, until the training is over."""
+        """Draw at random from now on until the training is over."""
         for module in _bottlenecks(training.model):
             module.draws = draws
             training.undo.callback(module.rest)
@@ -82,7 +82,7 @@ class Precode(Defense):
         return self.weight * torch.stack(found).sum() if found else 0.0
 
     def send(self, update: Update, model: nn.Module, draws: torch.Generator) -> Update:
-        """The same; the server knows which tensors depend on the draws directly."""
+        """Send the same update, naming the tensors that depend directly on the draws."""
         inside = {
             f"{name}.{inner}".lstrip(".")
             for name, module in model.named_modules()
@@ -112,11 +112,11 @@ class VariationalBottleneck(nn.Module):
         self.rest()
 
     def rest(self) -> None:
-        """Use the mean, as anyone but a client in training does."""
+        """Use the mean, as everyone except a training client does."""
         self.draws = self.divergence = None
 
     def forward(self, features: Tensor) -> Tensor:
-        """The answer of ``head`` to what came through."""
+        """Return the output of ``head`` for the decoded features."""
         mean, log_variance = self.encoder(features).chunk(2, dim=-1)
         code = mean
         if self.draws is not None:

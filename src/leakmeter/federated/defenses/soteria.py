@@ -1,4 +1,4 @@
-"""Hiding the features that tell most about the image."""
+"""A defense that hides the features that reveal most about the image."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from leakmeter.federated.defenses.base import Defense
 from leakmeter.update import Protocol, Update
 
 DIRECTIONS = 8
-"""Random directions in which the slope of every feature is measured."""
+"""Number of random directions in which the slope of every feature is measured."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Soteria(Defense):
     To the first order, a feature r_i that is changed to zero moves the image that explains it by
     ``|r_i| / |d r_i / d x|``. The paper wants that as large as possible for as few features as
     possible, so it cuts the features with the *largest* ratio (its algorithm 1; its public code
-    cuts the smallest inverse). Cut means a zero column in the gradient of the layer that the
-    features go into, in every local step. Other layers are not touched.
+    cuts the smallest inverse). Cutting a feature zeroes its column in the gradient of the layer
+    that the features go into, in every local step. Other layers are not touched.
 
     Here both are root mean squares over a batch, which the paper does not define, and the slopes
     are estimated: for a normal v, ``E[(J v)_i^2] = |J_i|^2``.
@@ -49,11 +49,11 @@ class Soteria(Defense):
         require("prune", self.prune, most=1)
 
     def check(self, model: nn.Module, protocol: Protocol, defenses: Sequence[Defense]) -> None:
-        """There must be such a layer."""
+        """Check that there is such a layer."""
         self.defended_layer(model)
 
     def gradient(self, model: nn.Module, inputs: Tensor, draws: torch.Generator) -> None:
-        """Without the columns of the features that tell most."""
+        """Zero the columns of the features that reveal most."""
         _, layer = self.defended_layer(model)
         if layer.weight.grad is None:
             return
@@ -65,7 +65,7 @@ class Soteria(Defense):
         layer.weight.grad[:, cut] = 0
 
     def send(self, update: Update, model: nn.Module, draws: torch.Generator) -> Update:
-        """The same, but said to be sparse if most of the cut columns are really zero in it."""
+        """Send the same update, marked as sparse if most of the cut columns are zero in it."""
         name, layer = self.defended_layer(model)
         zero = (update.observed([name])[name] == 0).all(0)
         if not zero.any() or zero.sum() < round(self.prune * layer.in_features) / 2:
@@ -73,7 +73,7 @@ class Soteria(Defense):
         return replace(update, protocol=update.protocol.model_copy(update={"sparse": True}))
 
     def defended_layer(self, model: nn.Module) -> tuple[str, nn.Linear]:
-        """The name of its weight, and the layer."""
+        """Return the name of the layer's weight, and the layer."""
         found = {
             name: module
             for name, module in model.named_modules()
