@@ -173,7 +173,7 @@ def test_scores_become_a_data_frame() -> None:
 
 
 def test_recipes_and_nothing_else_are_among_the_papers() -> None:
-    assert set(dir(lm.papers)) == {"RECIPES", *lm.names("attacks")}
+    assert set(dir(lm.papers)) == {"ABLATIONS", "RECIPES", *lm.names("attacks")}
     assert "sme" in lm.names("attacks")
     assert "top_k" in lm.names("defenses")
     assert "photos" in lm.names("datasets")
@@ -274,7 +274,13 @@ def test_a_network_with_other_outputs_than_classes_is_refused(tmp_path: Path) ->
         lm.audit(scenario, tmp_path / "out")
 
 
-@pytest.mark.parametrize("module", ["front", "pixels", "execution.identity"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        *("front", "pixels", "execution.identity", "federated.client", "update", "data", "models"),
+        *("measure.image", "attacks.replay"),
+    ],
+)
 def test_examples_in_docstrings_run(module: str) -> None:
     found = doctest.testmod(importlib.import_module(f"leakmeter.{module}"))
     assert found.attempted > 0

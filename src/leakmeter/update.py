@@ -172,6 +172,13 @@ class Update:
         gradient: gradient of the mean loss at ``before``, by parameter name, or ``None``.
         num_examples: how many examples the client trained on, N.
         protocol: what the server knows about the training.
+
+    Example:
+        >>> import torch
+        >>> before = {"fc.weight": torch.zeros(2, 3)}
+        >>> after = {"fc.weight": torch.ones(2, 3)}
+        >>> Update(before, after, num_examples=8, protocol=Protocol(epochs=1, lr=0.1))
+        Update(weights of 8 examples, 6 numbers, epochs 1, lr 0.1)
     """
 
     before: State

@@ -359,8 +359,6 @@ RECIPES: dict[str, Callable[..., Attack]] = {
         dlg_adam,
         idlg,
         ig,
-        ig_l2,
-        ig_lbfgs,
         ig_fedavg,
         sapag,
         sapag_adamw,
@@ -368,15 +366,21 @@ RECIPES: dict[str, Callable[..., Attack]] = {
         dlfa,
         sme,
         nl_sme,
-        nl_sme_path,
-        nl_sme_scaling,
         fedleak,
         retrace,
+        # Ablations of the papers: not to attack with, but to see what each part is good for.
+        ig_l2,
+        ig_lbfgs,
+        nl_sme_path,
+        nl_sme_scaling,
     )
 }
-"""Every recipe by its name on the command line and in scenarios."""
+"""Every recipe by its name on the command line and in scenarios; ablations come last."""
 
-__all__ = ["RECIPES", *RECIPES]
+ABLATIONS = ("ig_l2", "ig_lbfgs", "nl_sme_path", "nl_sme_scaling")
+"""The recipes that only show what a part of another one is good for."""
+
+__all__ = ["ABLATIONS", "RECIPES", *RECIPES]
 
 
 def __dir__() -> list[str]:

@@ -99,6 +99,16 @@ def replay_score(
     over several orders of the examples because the client's is not known. With several batches per
     epoch, even the truth scores less than 1. It needs no ground truth and is comparable across
     attacks. For one gradient it compares gradients.
+
+    Example:
+        >>> from leakmeter import data, models, papers
+        >>> from leakmeter.federated import Client
+        >>> photos = data.load("photos", size=16)
+        >>> net = models.build("mlp", classes=photos.classes, channels=3, size=16)
+        >>> update = Client(net, photos.images[:1], photos.labels[:1]).gradient()
+        >>> found = papers.closed_form().run(net, update)
+        >>> replay_score(net, update, found) > 0.999
+        True
     """
     require("orders", orders, least=1)
     problem = Problem.of(model, update, device)

@@ -29,7 +29,7 @@ def list_(
 ) -> None:
     """List attacks, defenses, models and datasets."""
     from leakmeter import data, models
-    from leakmeter.attacks.papers import RECIPES
+    from leakmeter.attacks.papers import ABLATIONS, RECIPES
     from leakmeter.federated.defenses import DEFENSES
 
     catalog = {
@@ -46,6 +46,8 @@ def list_(
             typer.secho(kind, bold=True)
             width = max(map(len, entries))
             for name, about in entries.items():
+                if name == ABLATIONS[0]:
+                    typer.secho("  ablations, which show what a part of an attack is good for:")
                 first, *more = about.splitlines()
                 typer.echo(f"  {name:{width}}  {first}")
                 for line in more:

@@ -82,6 +82,10 @@ def load(spec: str, *, size: int | None = None) -> Dataset:
     Args:
         spec: ``photos``, ``faces`` or ``KIND:PATH`` (`names` and `describe` list them).
         size: side in pixels to resize to, after cutting out the center square; None: as stored.
+
+    Example:
+        >>> load("photos", size=32)
+        Dataset(photos: 128 images 3x32x32, 8 classes)
     """
     name, _, place = spec.partition(":")
     kind = _kind(name)

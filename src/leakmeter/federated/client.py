@@ -49,6 +49,13 @@ class Client:
         defenses: what the client does, in order, so that its update reveals less. A defense that
             changes the network changes :attr:`model`: attack that network.
         settings: any other field of :class:`~leakmeter.update.Protocol`, such as ``momentum``.
+
+    Example:
+        >>> from leakmeter import data, models
+        >>> photos = data.load("photos", size=16)
+        >>> model = models.build("lenet-zhu", classes=photos.classes, size=16)
+        >>> Client(model, photos.images[:4], photos.labels[:4], epochs=2, batch_size=2).train()
+        Update(weights of 4 examples, 9,680 numbers, sgd, epochs 2, batch_size 2, lr 0.01)
     """
 
     def __init__(

@@ -86,6 +86,11 @@ def images(found: Images, truth: Images, lpips: Lpips | None = None) -> ImageSco
         found: reconstructions, float [N, C, H, W] in [0, 1].
         truth: originals, same shape.
         lpips: decides the pairing in place of the squared error, and is measured too.
+
+    Example:
+        >>> pictures = torch.rand((2, 3, 16, 16))
+        >>> images(pictures.flip(0), pictures).pairs.tolist()
+        [1, 0]
     """
     found, truth = as_images(found), as_images(truth)
     if found.shape != truth.shape or found.ndim != 4 or len(found) == 0:

@@ -32,6 +32,10 @@ def build(
         channels: channels of the images; by default those of the network's paper.
         size: side of the images in pixels; by default that of the network's paper.
         seed: of the initial weights.
+
+    Example:
+        >>> sum(p.numel() for p in build("lenet-zhu", classes=10).parameters())
+        15826
     """
     _require("classes", classes, 2)
     _require("channels", channels, 1)
