@@ -46,9 +46,9 @@ class ImageScores:
     lpips: Tensor | None = None
 
     def __repr__(self) -> str:
-        mean, ssim = self.psnr.mean().item(), self.ssim.mean().item()
+        mean, ssim, count = self.psnr.mean().item(), self.ssim.mean().item(), len(self.psnr)
         return (
-            f"ImageScores({len(self.psnr)} images, PSNR {mean:.1f} dB "
+            f"ImageScores({count} image{'s' if count > 1 else ''}, PSNR {mean:.1f} dB "
             f"({self.psnr.min().item():.1f} to {self.psnr.max().item():.1f}), SSIM {ssim:.2f})"
         )
 
