@@ -1,16 +1,16 @@
-"""A new attack in twenty lines: gradients at the start, the middle and the end of the way.
+"""A new attack in twenty lines: gradients at the start, the middle and the end of the path.
 
     python examples/new_attack.py [ITERATIONS]
 
 An attack predicts how dummy images would have moved the weights. IG does so by the gradient at the
 weights before, SME by one gradient at a learned place between before and after. What is wanted is
-the mean gradient along the way, and Simpson's rule is an old way to get a mean from three places:
+the mean gradient along the path, and Simpson's rule is an old way to get a mean from three places:
 (first + 4 * middle + last) / 6. So the new part is a trajectory with Simpson's rule, and the new
 attack is SME with that part in place of its own. Takes a minute.
 
-What comes of it: far better than IG and about as good as SME (21.6 dB with 100 iterations, against
-14.1 and 21.4), at two to three times SME's cost. Three gradients on the straight way are no better
-than one well placed: the client's way is not straight. Retrace, which follows it, gets 26.0.
+Result: far better than IG and about as good as SME (21.6 dB with 100 iterations, against 14.1 and
+21.4), at two to three times SME's cost. Three gradients on the straight line are no better than one
+in the right place: the client's path is not straight. Retrace, which follows it, gets 26.0.
 """
 
 from __future__ import annotations

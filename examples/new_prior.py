@@ -4,11 +4,11 @@
 
 A prior says what is known about pictures before any update is seen. Attacks know that neighboring
 pixels are alike (total variation). In photographs that holds for color even more than for
-brightness: edges are mostly edges of light. So the new prior asks what is left of a pixel when its
-brightness is taken away to change little from pixel to pixel. Takes a minute.
+brightness: most edges are changes in brightness. So the new prior takes the brightness away from
+each pixel and asks that what is left changes little from pixel to pixel. Takes a minute.
 
-What comes of it: 25.1 instead of 23.9 dB with 80 iterations. Not all of that is owed to color:
-twice the total variation alone gives 24.3. Both weights were chosen on this very client.
+Result: 25.1 instead of 23.9 dB with 80 iterations. Not all of that is due to color: twice the total
+variation alone gives 24.3. Both weights were chosen on this very client.
 """
 
 from __future__ import annotations

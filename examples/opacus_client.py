@@ -3,10 +3,10 @@
     python examples/opacus_client.py [ITERATIONS]
 
 The client is ordinary PyTorch code. A `with` around its training records what it would send, once
-without and once with differential privacy, and both records are attacked alike. Needs the extra
-``dp``: pip install --constraint constraints.txt '.[dp]'. Takes a minute.
+without and once with differential privacy, and both records are attacked the same way. Needs the
+extra ``dp``: pip install --constraint constraints.txt '.[dp]'. Takes a minute.
 
-What comes of it: seven of eight photographs are recognized without privacy, none with it.
+Result: seven of eight photographs are recognized without privacy, none with it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python examples/text.py [FILE [LINE]] [--iterations N]
 
-FILE is a text file with a sentence in every line (what follows a tab is ignored); LINE counts
-those that have 15 words. Without it, three sentences are built in. Takes a minute or two.
+FILE is a text file with one sentence per line (anything after a tab is ignored); LINE counts
+only sentences of 15 words. Without FILE, three built-in sentences are used. Takes a minute or two.
 """
 
 from __future__ import annotations

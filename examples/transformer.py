@@ -7,7 +7,7 @@ their place. The client shares the gradient of one sentence, and the attack is t
 not even the next words that the model was to learn. Needs the extra ``text``:
 pip install --constraint constraints.txt '.[text]'. Takes a minute.
 
-What comes of it: three quarters of the tokens in their place, against none without an update.
+Result: three quarters of the tokens in the right place, against none without an update.
 """
 
 from __future__ import annotations

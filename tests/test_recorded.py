@@ -14,8 +14,8 @@ import pytest
 import leakmeter as lm
 from leakmeter import report
 from leakmeter.audits import Folder, RecordedAudit, run_recorded
+from leakmeter.audits.parts import AttackPart
 from leakmeter.audits.recorded import plan_recorded, truth_of
-from leakmeter.audits.scenario import AttackPart
 from leakmeter.cli import main
 from leakmeter.errors import LeakmeterError
 from leakmeter.execution.executors import Cache

@@ -19,8 +19,8 @@ from leakmeter.attacks.compiling import MEASURED, Compiling, pays
 from leakmeter.attacks.matched import MatchedAttack
 from leakmeter.attacks.problem import Problem
 from leakmeter.attacks.retrace import Retrace
-from leakmeter.attacks.schedule import CosineDecay
-from leakmeter.attacks.solver import Moment, Phase, Plateau, Variable, solve
+from leakmeter.attacks.schedule import CosineDecay, Plateau
+from leakmeter.attacks.solver import Moment, Phase, Variable, solve
 from victims import examples, tiny
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")

@@ -27,9 +27,15 @@ from leakmeter.attacks.prior import (
 from leakmeter.attacks.problem import Problem
 from leakmeter.attacks.reconstruction import Reconstruction
 from leakmeter.attacks.retrace import Retrace
-from leakmeter.attacks.schedule import CosineDecay, ExponentialDecay, LinearDecay, StepDecay
+from leakmeter.attacks.schedule import (
+    CosineDecay,
+    ExponentialDecay,
+    LinearDecay,
+    Plateau,
+    StepDecay,
+)
 from leakmeter.attacks.simulation import Simulation
-from leakmeter.attacks.solver import Moment, Phase, Plateau, Solver, Variable
+from leakmeter.attacks.solver import Moment, Phase, Solver, Variable
 from leakmeter.attacks.trajectory import Bezier, Line, Start, Trajectory, both_ends
 from leakmeter.state import State
 

@@ -27,9 +27,14 @@ from leakmeter.attacks.lbfgs import LBFGS
 from leakmeter.attacks.matched import Beginning, Emphasis, MatchedAttack, Repeat
 from leakmeter.attacks.prior import Box, EpochOrder, SoftBox, SquaredVariation, TotalVariation
 from leakmeter.attacks.retrace import Retrace
-from leakmeter.attacks.schedule import CosineDecay, ExponentialDecay, LinearDecay, StepDecay
+from leakmeter.attacks.schedule import (
+    CosineDecay,
+    ExponentialDecay,
+    LinearDecay,
+    Plateau,
+    StepDecay,
+)
 from leakmeter.attacks.simulation import Simulation
-from leakmeter.attacks.solver import Plateau
 from leakmeter.attacks.trajectory import Bezier, Line, Start
 
 

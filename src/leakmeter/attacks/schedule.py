@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+from torch import Tensor
+
 from leakmeter.errors import require
 
 
@@ -84,3 +86,27 @@ class LinearDecay(Smooth):
     def __call__(self, iteration: int, total: int) -> float:
         """The multiplier."""
         return 1 - iteration / total
+
+
+@dataclass(frozen=True)
+class Plateau:
+    """Move on to the schedule's next stage, or stop after its last, when the match stops falling.
+
+    Attributes:
+        window: iterations whose mean is compared with that of as many before them.
+        gain: the share by which the mean must have fallen to continue.
+    """
+
+    window: int = 50
+    gain: float = 0.01
+
+    def __post_init__(self) -> None:
+        require("window", self.window, least=1)
+        require("gain", self.gain, most=1)
+
+    def reached(self, matches: Tensor) -> bool:
+        """Return whether the ``matches`` of a stage so far [iterations] have stopped falling."""
+        if len(matches) % self.window or len(matches) < 2 * self.window:
+            return False
+        before, now = matches[-2 * self.window :].view(2, -1).mean(1).tolist()
+        return bool(now > (1 - self.gain) * before)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from leakmeter.attacks.compiling import MEASURED, Compiling, compiled, log_failure, pays
-from leakmeter.attacks.schedule import Schedule
+from leakmeter.attacks.schedule import Plateau, Schedule
 from leakmeter.errors import LeakmeterError, require
 from leakmeter.execution import Checkpoint, Pause, Paused, Progress
 from leakmeter.state import State, under
@@ -96,30 +96,6 @@ Refresh = Callable[[State, Phase, Moment], Phase | None]
 
 Traceable = Callable[[tuple[str, ...]], bool]
 """Whether a step of the phase of these names can be compiled."""
-
-
-@dataclass(frozen=True)
-class Plateau:
-    """Move on to the schedule's next stage, or stop after its last, when the match stops falling.
-
-    Attributes:
-        window: iterations whose mean is compared with that of as many before them.
-        gain: the share by which the mean must have fallen to continue.
-    """
-
-    window: int = 50
-    gain: float = 0.01
-
-    def __post_init__(self) -> None:
-        require("window", self.window, least=1)
-        require("gain", self.gain, most=1)
-
-    def reached(self, matches: Tensor) -> bool:
-        """Return whether the ``matches`` of a stage so far [iterations] have stopped falling."""
-        if len(matches) % self.window or len(matches) < 2 * self.window:
-            return False
-        before, now = matches[-2 * self.window :].view(2, -1).mean(1).tolist()
-        return bool(now > (1 - self.gain) * before)
 
 
 @dataclass(frozen=True, kw_only=True)

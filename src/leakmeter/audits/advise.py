@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from leakmeter.audits.parts import NONE, Protection, UtilityPart
 from leakmeter.audits.run import train
-from leakmeter.audits.scenario import NONE, Protection, Scenario, UtilityPart
+from leakmeter.audits.scenario import Scenario
 from leakmeter.audits.setting import Setting, Stage, sent, stage
 from leakmeter.audits.utility import check_utility
 from leakmeter.errors import LeakmeterError

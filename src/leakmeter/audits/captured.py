@@ -15,7 +15,7 @@ from leakmeter import models
 from leakmeter.attacks import joint
 from leakmeter.attacks.attack import Attack, RunOptions
 from leakmeter.attacks.reconstruction import Reconstruction
-from leakmeter.audits.scenario import AttackPart
+from leakmeter.audits.parts import AttackPart
 from leakmeter.errors import LeakmeterError, validation_errors
 from leakmeter.execution.progress import Watch
 from leakmeter.execution.store import Store

@@ -9,8 +9,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from leakmeter.audits.parts import NONE, Protection
 from leakmeter.audits.plan import Plan, PlannedAttack, PlannedConfiguration, described
-from leakmeter.audits.scenario import NONE, Protection, Scenario
+from leakmeter.audits.scenario import Scenario
 from leakmeter.errors import LeakmeterError
 from leakmeter.execution.store import Store
 from leakmeter.federated.defenses.base import Guarantee

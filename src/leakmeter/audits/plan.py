@@ -9,7 +9,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from leakmeter.audits.scenario import AttackPart, Protection, Scenario, UtilityPart
+from leakmeter.audits.parts import AttackPart, Protection, UtilityPart
+from leakmeter.audits.scenario import Scenario
 from leakmeter.audits.setting import Defenses, Setting, Stage, stage
 from leakmeter.audits.trials import AttackClient, AttackNoise, MeasurePath, MeasureUtility
 from leakmeter.audits.utility import check_utility

@@ -14,8 +14,8 @@ from leakmeter import data
 from leakmeter.attacks.attack import RunOptions
 from leakmeter.attacks.replay import replay_score
 from leakmeter.audits.captured import completed, network
+from leakmeter.audits.parts import NONE, AttackPart
 from leakmeter.audits.plan import Plan, Planned, PlannedAttack, PlannedConfiguration
-from leakmeter.audits.scenario import NONE, AttackPart
 from leakmeter.audits.trials import AttackOutcome, finished
 from leakmeter.data import Dataset
 from leakmeter.errors import LeakmeterError

@@ -14,14 +14,8 @@ from torch import Tensor, nn
 
 from leakmeter import data, models
 from leakmeter.attacks.problem import usable
-from leakmeter.audits.scenario import (
-    ClientPart,
-    DataPart,
-    FederationPart,
-    ModelPart,
-    Scenario,
-    TrainingPart,
-)
+from leakmeter.audits.parts import ClientPart, DataPart, FederationPart, ModelPart, TrainingPart
+from leakmeter.audits.scenario import Scenario
 from leakmeter.data import Dataset
 from leakmeter.errors import LeakmeterError
 from leakmeter.execution.executors import Cache

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from leakmeter.attacks.attack import RunOptions
 from leakmeter.attacks.compiling import Compiling
 from leakmeter.attacks.reconstruction import Reconstruction
-from leakmeter.audits.scenario import AttackPart, UtilityPart
+from leakmeter.audits.parts import AttackPart, UtilityPart
 from leakmeter.audits.setting import (
     Defenses,
     Sent,

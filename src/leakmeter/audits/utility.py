@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from leakmeter.audits.scenario import UtilityPart
+from leakmeter.audits.parts import UtilityPart
 from leakmeter.audits.setting import Defenses, Stage, training
 from leakmeter.data import Dataset
 from leakmeter.errors import LeakmeterError

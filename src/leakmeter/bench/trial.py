@@ -16,7 +16,7 @@ from leakmeter.attacks.distance import Cosine
 from leakmeter.attacks.matched import MatchedAttack
 from leakmeter.attacks.papers import RECIPES
 from leakmeter.attacks.reconstruction import Reconstruction
-from leakmeter.audits.scenario import resolved_options
+from leakmeter.audits.parts import resolved_options
 from leakmeter.bench import epochs, sources, text, victim
 from leakmeter.bench.table import Row
 from leakmeter.errors import LeakmeterError

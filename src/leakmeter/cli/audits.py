@@ -102,8 +102,8 @@ def _recorded(
     from pydantic import ValidationError
 
     from leakmeter.audits.captured import named_values
+    from leakmeter.audits.parts import AttackPart
     from leakmeter.audits.recorded import RecordedAudit
-    from leakmeter.audits.scenario import AttackPart
     from leakmeter.errors import validation_errors
 
     if model is None:
