@@ -197,6 +197,15 @@ def test_images_come_as_arrays_and_pictures_too() -> None:
         as_images("picture.png")
 
 
+def test_weights_come_as_arrays_too() -> None:
+    update = tiny_update()
+    assert update.after is not None
+    before: Any = {name: tensor.numpy() for name, tensor in update.before.items()}
+    after: Any = {name: tensor.numpy() for name, tensor in update.after.items()}
+    made = lm.Update(before, after, num_examples=3, protocol=update.protocol)
+    assert made.fingerprint() == update.fingerprint()
+
+
 @dataclass
 class Output:
     """What a network of Hugging Face returns."""

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import torch
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -167,7 +169,8 @@ class Update:
     """One client's contribution, validated when it is made.
 
     Attributes:
-        before: the whole state (parameters and buffers) that the client received.
+        before: the whole state (parameters and buffers) that the client received; numpy arrays are
+            taken as well as tensors.
         after: the whole state it sent back, or ``None`` if it sent a gradient.
         gradient: gradient of the mean loss at ``before``, by parameter name, or ``None``.
         num_examples: how many examples the client trained on, N.
@@ -195,6 +198,9 @@ class Update:
             raise LeakmeterError(
                 f"num_examples is {self.num_examples}: an update needs at least one example"
             )
+        for part, state in self._parts().items():
+            if isinstance(state, dict) and any(isinstance(v, np.ndarray) for v in state.values()):
+                object.__setattr__(self, part, {n: torch.as_tensor(v) for n, v in state.items()})
         for part, state in self._parts().items():
             if not isinstance(state, dict) or not all(
                 isinstance(tensor, Tensor) for tensor in state.values()

@@ -94,16 +94,15 @@ def coarse(problem: Problem, x: Tensor, y: Tensor, strides: int) -> State:
         strides: how many steps, at most as many as the client took.
     """
     protocol, count = problem.protocol, problem.num_examples
-    assert protocol.lr is not None
-    steps = protocol.steps(count)
+    known, steps = protocol.need("lr", "epochs"), protocol.steps(count)
     strides = min(strides, steps)
     gain = client_optimizer.mixing(protocol, [(0, steps)])[0].item()
     # A sum over all images is that over as many batches as an epoch has.
-    batches = steps // (protocol.epochs or 1) if protocol.reduction == "sum" else 1
+    batches = steps // known.epochs if protocol.reduction == "sum" else 1
     settings = {
         "epochs": strides,
         "batch_size": count,
-        "lr": protocol.lr * gain * steps / strides / batches,
+        "lr": known.lr * gain * steps / strides / batches,
         "momentum": 0.0,
         "nesterov": False,
         "weight_decay": protocol.weight_decay * batches,
