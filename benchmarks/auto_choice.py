@@ -2,11 +2,12 @@
 
     python benchmarks/auto_choice.py [--iterations 300] [--iterations 60]
 
-Twelve updates of one to three of the embedded photographs, two networks. Prints for each the PSNR
-of both attacks, the share of the update that their replays leave unexplained (1 - replay score),
-and what the second gains, in brackets where auto would keep the first. Labels known.
+Runs on twelve updates of one to three embedded photographs, with two networks. For each it prints
+the PSNR of both attacks, the share of the update that their replays leave unexplained
+(1 - replay score), and the gain from the second attack, in parentheses where auto would keep the
+first. Labels are known.
 
-auto itself tries the second with 200 iterations or more only; this shows why.
+auto itself tries the second attack only with 200 iterations or more; this shows why.
 """
 
 from __future__ import annotations

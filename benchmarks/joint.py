@@ -3,9 +3,9 @@
     python benchmarks/joint.py --data FOLDER --clients 10
 
 FOLDER holds femnist.npz. Every client computes the gradient of eight images twice: on a fresh
-network, and after that has learned from a thousand other images. Prints the PSNR of each alone, and
-of both together, where the second counts a tenth (as the paper has it) or as much as the first.
-Labels known.
+network, and again after that network has learned from a thousand other images. Prints the PSNR for
+each gradient alone and for both together, with the second weighted at a tenth (as in the paper) or
+equally. Labels are known.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from leakmeter.attacks import joint
 
 
 def tried(data: lm.data.Dataset, seed: int, iterations: int) -> list[float]:
-    """PSNR by the first gradient, by the second, and by both with either weight."""
+    """PSNR from the first gradient, from the second, and from both with each weight."""
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
     mine, others = order[:8], order[8:1008]
     images, labels = data.images[mine], data.labels[mine]

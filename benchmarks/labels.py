@@ -2,10 +2,11 @@
 
     OMP_NUM_THREADS=1 python benchmarks/labels.py --data FOLDER
 
-FOLDER holds cifar100.npz and femnist.npz. Prints the mean share of true labels found over clients
-(``measure.label_accuracy``) in percent with its 95 % interval; "-" where a method cannot work.
-Half of the images train the trained networks, clients draw theirs from the other half. About ten
-minutes on one core; ``--network`` runs one network only.
+FOLDER holds cifar100.npz and femnist.npz. Prints the share of true labels found
+(``measure.label_accuracy``), averaged over clients, in percent with its 95 % interval; "-" where a
+method does not apply. Half of the images are used to train the trained networks; clients draw
+theirs from the other half. Takes about ten minutes on one core; ``--network`` runs only one
+network.
 """
 
 from __future__ import annotations
@@ -36,25 +37,25 @@ METHODS: tuple[labels.Labels, ...] = (
     labels.Automatic(),
 )
 FIRST_SEED = 100
-"""Of clients; smaller ones were used to choose among methods."""
+"""The first client's seed; smaller seeds were used to choose among methods."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network, its data, and what is special about it.
+    """A network, its data, and its special settings.
 
     Attributes:
-        name: in :data:`leakmeter.models.REGISTRY`.
+        name: its name in :data:`leakmeter.models.REGISTRY`.
         data: stem of the .npz file.
-        lr: step size of the training that makes it a trained one.
-        epochs: length of that training, of batches of 20 with momentum 0.9; 0 for none.
-        clients: how many.
+        lr: step size for training the trained network.
+        epochs: length of that training, in batches of 20 with momentum 0.9; 0 for none.
+        clients: number of clients.
         counts: numbers of examples N.
-        local_epochs: 0 stands for one gradient.
-        bias: whether the last layer has one.
+        local_epochs: numbers of local epochs; 0 stands for a single gradient.
+        bias: whether the last layer has a bias.
         lr_known: whether the server knows the clients' step size.
-        optimizer: of the clients.
-        classes: only the first so many of the data's.
+        optimizer: the clients' optimizer.
+        classes: number of classes to use, counted from the first.
     """
 
     name: str
@@ -96,7 +97,7 @@ NETWORKS = (
 
 @dataclass(frozen=True, order=True)
 class Setting:
-    """What the clients of one row of the table have in common."""
+    """What the clients in one row of the table have in common."""
 
     trained: bool
     local_epochs: int
@@ -118,7 +119,7 @@ def images_of(network: Network, folder: Path) -> lm.data.Dataset:
 
 
 def halves(data: lm.data.Dataset) -> tuple[lm.data.Dataset, lm.data.Dataset]:
-    """Images that train networks, at most 2,000, and images of clients; no image is in both."""
+    """At most 2,000 images for training networks, and the clients' images, with no overlap."""
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))
     middle = len(data) // 2
     return data.select(order[: min(middle, 2_000)]), data.select(order[middle:])
@@ -153,7 +154,7 @@ def accuracy(model: nn.Module, data: lm.data.Dataset, normalize: str) -> float:
 
 
 def draw(data: lm.data.Dataset, count: int, skewed: bool, seed: int) -> lm.data.Dataset:
-    """``count`` examples, of all classes or of three."""
+    """``count`` examples, from all classes or from three."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(data), generator=generator)
     if skewed:
@@ -187,7 +188,7 @@ def victim(
 
 
 def found(method: labels.Labels, problem: Problem, truth: torch.Tensor) -> float:
-    """Share of the labels, NaN if the method cannot work here."""
+    """The share of labels found, or NaN if the method does not apply here."""
     try:
         return lm.measure.label_accuracy(method.recover(problem), truth)
     except lm.LeakmeterError:

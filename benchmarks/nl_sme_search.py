@@ -2,8 +2,9 @@
 
     python benchmarks/nl_sme_search.py --data FOLDER --set cifar100 --examples 10 --epochs 20
 
-FOLDER holds cifar100.npz or femnist.npz (``images``, ``labels``). Prints PSNR and L_sim of SME and
-of every setting on the same clients, best first. Labels known, batches of 10, client lr 0.004.
+FOLDER holds cifar100.npz or femnist.npz (``images``, ``labels``). Prints PSNR and L_sim for SME and
+for every setting on the same clients, best first. Labels are known, batches hold 10 images, and the
+client lr is 0.004.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ NETWORKS = {"cifar100": "cnn-cifar", "femnist": "cnn-femnist"}
 
 
 def settings(paths: list[float], scalings: list[float], keeps: list[float]) -> dict[str, Bezier]:
-    """Every combination of rates for P1 and d, with both penalties alike."""
+    """Every combination of rates for P1 and d, with the same value for both penalties."""
     grid = itertools.product(paths, scalings, keeps)
     return {
         f"path {path:g} scaling {scaling:g} penalty {keep:g}": Bezier(
@@ -44,7 +45,7 @@ def settings(paths: list[float], scalings: list[float], keeps: list[float]) -> d
 def attack_client(
     attack: MatchedAttack, data: lm.data.Dataset, options: argparse.Namespace, client: int
 ) -> tuple[float, float]:
-    """(PSNR, L_sim) on the client of this number."""
+    """(PSNR, L_sim) on the client with this number."""
     generator = torch.Generator().manual_seed(client)
     some = torch.randperm(len(data), generator=generator)[: options.examples]
     images, labels = data.images[some], data.labels[some]

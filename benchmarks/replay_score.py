@@ -2,9 +2,10 @@
 
     python benchmarks/replay_score.py --data FOLDER [--clients 3]
 
-FOLDER holds femnist.npz and cifar100.npz. Attacks clients of ten images with every attack that
-takes weights after local steps, with few iterations and with many, and prints Spearman's rank
-correlation of replay score and PSNR: for each client, and what auto would have lost by choosing.
+FOLDER holds femnist.npz and cifar100.npz. Attacks clients that hold ten images with every attack
+that accepts weights after local steps, with few iterations and with many. For each client it prints
+Spearman's rank correlation between replay score and PSNR, and what auto would have lost by its
+choice.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ NETWORKS = {"femnist": "cnn-femnist", "cifar100": "cnn-cifar"}
 
 
 def attacks() -> dict[str, MatchedAttack]:
-    """All of them, by name and iterations."""
+    """All attacks, by name and number of iterations."""
     found: dict[str, MatchedAttack] = {
         "fedleak 150": papers.fedleak(150),
         "agic 150": papers.agic(150),

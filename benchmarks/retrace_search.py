@@ -2,8 +2,9 @@
 
     python benchmarks/retrace_search.py --data FOLDER --set femnist --examples 10 --epochs 20
 
-FOLDER holds cifar100.npz or femnist.npz. Prints PSNR and seconds of the single-step ceiling (auto
-on one gradient of the same images), of SME and of every setting. Labels known, client lr 0.004.
+FOLDER holds cifar100.npz or femnist.npz. Prints PSNR and seconds for the single-step ceiling (auto
+on one gradient of the same images), for SME, and for every setting. Labels are known, and the
+client lr is 0.004.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from leakmeter.bench.table import Victim
 SCHEDULES: dict[str, Schedule] = {"in steps": StepDecay(), "cosine": CosineDecay()}
 NETWORKS = {"cifar100": "cnn-cifar", "femnist": "cnn-femnist"}
 BETAS = ((0.9, 0.999), (0.8, 0.99), (0.5, 0.95))
-"""Adam's decay rates: of the mean gradient, which is its momentum, and of the mean square."""
+"""Adam's decay rates, for the mean gradient (its momentum) and for the mean square."""
 VARIED: dict[str, tuple[Any, ...]] = {
     "lr": (0.2, 0.8),
     "nodes": (1, 2, 5),
@@ -45,7 +46,8 @@ VARIED: dict[str, tuple[Any, ...]] = {
 def attacks(iterations: int, adaptive: bool) -> Iterator[tuple[str, MatchedAttack]]:
     """SME, Retrace, and Retrace with one setting changed.
 
-    Damping matters only to Adam, whose clients have no end that is differentiated through.
+    Damping matters only if clients use Adam; differentiating through the end of the training
+    (unrolling) is only possible if they do not.
     """
     yield "sme", papers.sme(iterations)
     usual = papers.retrace(iterations)

@@ -2,16 +2,18 @@
 
     python benchmarks/speed.py --data FOLDER [iteration] [target] [growth] [processes]
 
-FOLDER holds cifar100.npz. Without names all four parts run. Run it on an idle machine.
+FOLDER holds cifar100.npz. If no parts are named, all four run. Run this on an idle machine.
 
-- iteration: time of an iteration over the time of a forward pass, one operation at a time and
-  compiled. Arithmetic alone takes 7 for a gradient of a gradient with constant weights, 9 where
-  the weights get one, too.
-- target: time until the images are as good as SME's in the end, against a plain transcription of
-  its algorithm 1 with 1,000 iterations. An attack's schedule ends with its last iteration, so each
-  runs with more and more iterations until it gets there; the last run counts.
-- growth: time of an iteration and memory with the number of images and of local steps.
-- processes: clients attacked one after another with all threads, or side by side with one each.
+- iteration: time of an iteration divided by the time of a forward pass, both eager and compiled.
+  Counting arithmetic alone, a gradient of a gradient takes 7 with constant weights, and 9 if the
+  weights get a gradient, too.
+- target: time until the images are as good as SME's final ones, compared with a plain transcription
+  of its algorithm 1 with 1,000 iterations. An attack's schedule ends with its last iteration, so
+  each attack is run with more and more iterations until it gets there; only the last run counts.
+- growth: how the time of an iteration and the memory grow with the number of images and local
+  steps.
+- processes: clients attacked one after another with all threads, or in parallel with one thread
+  each.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ BUDGETS = (20, 30, 40, 50, 60, 80, 120, 160, 320, 640)
 
 
 def unrolled(iterations: int, since: int | None) -> MatchedAttack:
-    """Retrace with three places throughout, and its end since so many iterations."""
+    """Retrace with three places throughout, unrolling the end from iteration ``since`` on."""
     return replace(papers.retrace(iterations), trajectory=Retrace(unroll=since))
 
 
@@ -72,7 +74,7 @@ class Victim:
 def victim(
     folder: Path, examples: int, epochs: int, batch_size: int, model: str = "cnn-cifar"
 ) -> Victim:
-    """A CIFAR-100 client with the SME paper's network and step size."""
+    """A CIFAR-100 client with the network and step size of the SME paper."""
     data = lm.data.load(f"npz:{folder / 'cifar100.npz'}")
     some = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:examples]
     images, labels = data.images[some], data.labels[some]
@@ -92,7 +94,7 @@ def victim(
 def each_iteration(
     attack: MatchedAttack, attacked: Victim, compiling: Compiling = "never", skip: int = 1
 ) -> list[float]:
-    """Seconds of every iteration but the first ones, which allocate or compile."""
+    """Seconds for every iteration except the first ones, which allocate or compile."""
     times: list[float] = []
     attack.run(
         attacked.model,
@@ -105,7 +107,7 @@ def each_iteration(
 
 
 def forward_seconds(attacked: Victim) -> float:
-    """Of a pass over all of the client's images."""
+    """Seconds for a forward pass over all of the client's images."""
     took = []
     with torch.no_grad():
         for _ in range(12):
@@ -120,7 +122,7 @@ def iteration(folder: Path, screen: Console) -> None:
     table = Table("network", "images", "attack", "forward [ms]", "eager", "compiled", "gain")
     for model, examples in (("cnn-cifar", 50), ("cnn-cifar", 10), ("lenet-zhu", 50)):
         attacked = victim(folder, examples, epochs=5, batch_size=10, model=model)
-        # All places throughout: of steps that change half way there is no usual time.
+        # All places throughout: if iterations change halfway, no time is typical.
         for name, recipe in {**RECIPES, "retrace": GROWING["retrace"]}.items():
             attack = recipe(16)
             slow = statistics.median(each_iteration(attack, attacked))
@@ -141,7 +143,7 @@ def iteration(folder: Path, screen: Console) -> None:
 
 
 def transcription(attacked: Victim, iterations: int = 1000) -> Tensor:
-    """Algorithm 1 of the SME paper as one would write it down, with torch's own Adam."""
+    """A direct transcription of algorithm 1 of the SME paper, with torch's own Adam."""
     protocol = attacked.update.protocol
     assert protocol.normalize is not None
     assert attacked.update.after is not None
@@ -220,7 +222,7 @@ def target(folder: Path, screen: Console) -> None:
 
 
 def cost(folder: Path, name: str, examples: int, epochs: int, batch_size: int) -> list[float]:
-    """[seconds of an iteration, of all that comes once, GiB added] in a process of its own."""
+    """[seconds per iteration, seconds of one-time work, GiB added]; needs its own process."""
     attacked = victim(folder, examples, epochs, batch_size)
     before = fresh_peak()
     attack = GROWING[name](5)
@@ -249,7 +251,7 @@ def growth(folder: Path, screen: Console) -> None:
 
 
 def alone(folder: Path, threads: int) -> None:
-    """MatchedAttack one client with so many threads."""
+    """Attack one client with ``threads`` threads."""
     torch.set_num_threads(threads)
     attacked = victim(folder, 10, 5, 10)
     papers.sme(60).run(attacked.model, attacked.update, labels=attacked.labels, compiling="never")
@@ -262,7 +264,7 @@ def processes(folder: Path, screen: Console) -> None:
     took = {}
     for workers, threads in ((1, cores), (cores, 1)):
         with ProcessPoolExecutor(workers, mp_context=context) as pool:
-            list(pool.map(alone, [folder] * workers, [threads] * workers))  # to start them
+            list(pool.map(alone, [folder] * workers, [threads] * workers))  # starts the workers
             began = time.perf_counter()
             list(pool.map(alone, [folder] * 2 * cores, [threads] * 2 * cores))
             took[workers] = time.perf_counter() - began

@@ -2,13 +2,13 @@
 
     python benchmarks/sweep.py [--trials 500] [--folder out/sweep]
 
-- one: seconds of a trial by itself, in a process that does nothing else, mean of some.
-- processes: all trials on all cores, as a share of the rate that one trial promises; memory of the
-  process that hands them out after a tenth of them and after all.
-- ray: the same on a cluster of as many machines as there are cores, all of them this one, and
-  whether it found the same, bit for bit.
+- one: seconds for a trial by itself, in a process that does nothing else, averaged over a few.
+- processes: the rate for all trials on all cores, as a share of what a single trial would suggest;
+  memory of the process that hands them out, after a tenth of the trials and after all of them.
+- ray: the same on a cluster with one simulated machine per core, all on this computer, and whether
+  the results are the same, bit for bit.
 
-Run it on an idle machine.
+Run this on an idle machine.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from leakmeter.state import digest
 
 
 def scenario(trials: int) -> Scenario:
-    """Two attacks and their baselines on a client of each of many networks."""
+    """Two attacks and their baselines on one client for each of many networks."""
     attacks = [{"name": name, "options": {"iterations": 60}} for name in ("sme", "ig")]
     return Scenario.model_validate(
         {
@@ -52,14 +52,14 @@ def scenario(trials: int) -> Scenario:
 
 
 class Memory(Screen):
-    """Notes what this process holds after every trial [MiB]."""
+    """Records how much memory this process holds after every trial [MiB]."""
 
     def __init__(self) -> None:
         super().__init__()
         self.held: list[float] = []
 
     def finish(self, job: Job, outcome: Outcome) -> None:
-        """Also note the memory."""
+        """Also record the memory."""
         super().finish(job, outcome)
         lines = dict(
             line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines()
@@ -68,7 +68,7 @@ class Memory(Screen):
 
 
 def alone(trials: list[Trial], folder: Path) -> float:
-    """Seconds of one trial, in this process with one thread."""
+    """Seconds for one trial in this process, with one thread."""
     torch.set_num_threads(1)
     took, worker = [], Worker()
     for trial in trials[:24]:
@@ -80,7 +80,7 @@ def alone(trials: list[Trial], folder: Path) -> float:
 
 
 def together(trials: list[Trial], folder: Path, resources: Resources) -> tuple[float, list[float]]:
-    """Seconds of all trials, and memory of this process after each."""
+    """Seconds for all trials, and this process's memory after each."""
     store = Store(folder)
     store.prepare()
     began = time.perf_counter()
@@ -90,7 +90,7 @@ def together(trials: list[Trial], folder: Path, resources: Resources) -> tuple[f
 
 
 def essence(folder: Path) -> dict[str, str]:
-    """Everything that was found, bit by bit."""
+    """Everything that was found, for a bit-by-bit comparison."""
     store, all_found = Store(folder), {}
     for trial in store.finished():
         result = json.dumps(Record.load(store, trial).result)

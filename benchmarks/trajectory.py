@@ -2,9 +2,9 @@
 
     python benchmarks/trajectory.py --data femnist.npz
 
-Prints mean ± standard deviation over clients (N=50, lr 0.004, untrained network). By the paper's
-formula w(alpha) = alpha w0 + (1 - alpha) wT, its "alpha = 0" would be wT, but its numbers are those
-of w0; so the cosine is printed at both ends.
+Prints mean ± standard deviation over clients (N=50, lr 0.004, untrained network). According to the
+paper's formula w(alpha) = alpha w0 + (1 - alpha) wT, "alpha = 0" would be wT, but its numbers match
+w0. The cosine is therefore printed at both ends.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ PAPER = {
     (50, 50): (".977±.009", ".867±.041", ".980±.007"),
     (10, 10): (".977±.008", ".872±.037", ".979±.007"),
 }
-"""By (epochs, batch size): least share in the plane, cosine at alpha = 0, greatest cosine."""
+"""By (epochs, batch size): smallest share in the plane, cosine at alpha = 0, largest cosine."""
 
 
 def path(data: lm.data.Dataset, epochs: int, batch_size: int, seed: int) -> Straightness:
-    """Of one client with examples, network and order of its own."""
+    """The path of one client with its own examples, network, and order."""
     generator = torch.Generator().manual_seed(seed)
     some = torch.randperm(len(data), generator=generator)[:EXAMPLES]
     client = lm.Client(

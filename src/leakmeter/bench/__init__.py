@@ -1,1 +1,1 @@
-"""The papers' tables, run again here and set beside the printed numbers."""
+"""Reruns the papers' tables and compares the results with the printed numbers."""

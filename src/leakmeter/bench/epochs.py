@@ -1,4 +1,4 @@
-"""Trials on several updates of one client: which images they share, and all of them together."""
+"""Trials on several updates from one client: matching their images, and attacking them jointly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from leakmeter.federated import Client
 from leakmeter.update import Update
 
 UPDATES = 4
-"""Updates an epoch that a client sends here; the paper's has a thousand images."""
+"""Updates that a client sends per epoch here; the paper's client has a thousand images."""
 
 BETWEEN = Pretraining(
     rounds=1,
@@ -29,12 +29,12 @@ BETWEEN = Pretraining(
 )
 """What the network learns between the two epochs, on the other images.
 
-In all as much as from the paper's thousand steps of one image each with lr 1e-4 (AGIC, section V).
+In total, as much as in the paper's thousand steps of one image each with lr 1e-4 (AGIC, section V).
 """
 
 
 def match_images(row: Row, data: Path, repeat: int, options: RunOptions) -> dict[str, float]:
-    """Reconstruct every update alone and pair the images of two epochs (AGIC, table V)."""
+    """Reconstruct each update alone and pair up the images of two epochs (AGIC, table V)."""
     client = _Client(row, data, repeat)
     alone = [client.reconstruct(epoch, options) for epoch in (1, 2)]
     pairs = joint.match(
@@ -82,7 +82,7 @@ def attack_together(row: Row, data: Path, repeat: int, options: RunOptions) -> d
 
 
 class _Client:
-    """A client that sends a few gradients in each of two epochs, in another order."""
+    """A client that sends a few gradients in each of two epochs, in a different order each time."""
 
     def __init__(self, row: Row, data: Path, repeat: int) -> None:
         assert row.victim is not None
@@ -103,12 +103,12 @@ class _Client:
         self.attack = attack.searching(self.networks[0], self.updates(1)[0])
 
     def order(self, epoch: int) -> Tensor:
-        """Indices of the images in the order in which they are used."""
+        """Indices of the images, in the order they are used."""
         generator = torch.Generator().manual_seed(1000 * epoch + self.repeat)
         return torch.randperm(len(self.images), generator=generator)
 
     def updates(self, epoch: int) -> list[Update]:
-        """A gradient for every batch."""
+        """One gradient per batch."""
         return [
             Client(
                 self.networks[epoch - 1],
@@ -120,13 +120,13 @@ class _Client:
         ]
 
     def reconstruct(self, epoch: int, options: RunOptions) -> list[Reconstruction]:
-        """Every update alone. Rows that differ only in how images are compared share the work."""
+        """Reconstruct each update alone; rows that only compare images differently share this."""
         own = replace(options, seed=epoch - 1)
         model = self.networks[epoch - 1]
         return [self.attack.attempt(model, update, own) for update in self.updates(epoch)]
 
     def shown(self, epoch: int, found: list[Reconstruction]) -> list[int]:
-        """Which image each reconstruction shows best, among those of its update."""
+        """For each reconstruction, the image of its update that it matches best."""
         shown: list[int] = []
         for batch, each in zip(self.order(epoch).split(self.batch), found, strict=True):
             pairs = measure.images(each.images, self.images[batch]).pairs

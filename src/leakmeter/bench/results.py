@@ -1,4 +1,4 @@
-"""Ours beside the paper's: for the terminal, as Markdown, and as JSON."""
+"""Our results next to the paper's: in the terminal, as Markdown, and as JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ METRICS = {
     "matching_rate": ("share of images matched", 3),
     "words": ("share of words recovered", 3),
 }
-"""Everything the papers print, in the order in which it is shown."""
+"""Every metric the papers print, in display order."""
 
 _RATIOS = {"time_ratio": "seconds", "memory_ratio": "memory"}
 
@@ -42,11 +42,11 @@ COLUMNS = ("row", "attack", "ours", "95 %", "paper", "difference", "repeats", "i
 
 @dataclass(frozen=True)
 class Tried:
-    """What became of one repeat.
+    """The outcome of one repeat.
 
     Attributes:
-        metrics: by name; ``seconds`` and ``iterations`` are those of the attack.
-        error: why there are none.
+        metrics: values by metric name; ``seconds`` and ``iterations`` are the attack's own.
+        error: why there are no metrics.
     """
 
     metrics: Mapping[str, float]
@@ -58,9 +58,9 @@ class RowResult:
     """All repeats of a row.
 
     Attributes:
-        row: with the iterations that were asked for.
-        values: by metric, one value per finished repeat.
-        errors: of the repeats that failed, or why the row cannot run.
+        row: the row, with the requested number of iterations.
+        values: for each metric, one value per finished repeat.
+        errors: errors of the repeats that failed, or why the row cannot run.
     """
 
     row: Row
@@ -69,11 +69,11 @@ class RowResult:
 
     @property
     def repeats(self) -> int:
-        """How many finished."""
+        """The number of finished repeats."""
         return max(map(len, self.values.values()), default=0)
 
     def mean(self, metric: str) -> float | None:
-        """Over repeats, or ``None`` without any."""
+        """The mean over repeats, or ``None`` if there are none."""
         values = self.values.get(metric)
         return sum(values) / len(values) if values else None
 
@@ -84,8 +84,8 @@ def collect(
     """One result per row.
 
     Args:
-        outcomes: by the row's name: the row and its outcomes by repeat.
-        obstacles: why rows cannot run, by their names.
+        outcomes: for each row's name, the row and its outcomes by repeat.
+        obstacles: why rows cannot run, by row name.
     """
     results = []
     for name, (row, trials) in outcomes.items():
@@ -112,7 +112,7 @@ def _ratios(metrics: Mapping[str, float], unit: Mapping[str, float]) -> dict[str
 
 
 def lines(results: Sequence[RowResult], metric: str) -> list[tuple[str, ...]]:
-    """The cells of :data:`COLUMNS` for every row whose paper prints ``metric``, or that has it."""
+    """The cells of :data:`COLUMNS` for every row that has ``metric``, here or in the paper."""
     _, decimals = METRICS[metric]
     shown: list[tuple[str, ...]] = []
     for result in results:
@@ -141,13 +141,13 @@ def lines(results: Sequence[RowResult], metric: str) -> list[tuple[str, ...]]:
 
 
 def metrics_of(table: Table) -> list[str]:
-    """What the paper prints in ``table``; PSNR where there is no paper."""
+    """The metrics the paper prints in ``table``, or PSNR if there is no paper."""
     printed = [metric for metric in METRICS if any(metric in row.paper for row in table.rows)]
     return printed or ["psnr"]
 
 
 def remarks(table: Table, results: Sequence[RowResult]) -> list[str]:
-    """What a reader must know besides the numbers."""
+    """What a reader needs to know besides the numbers."""
     said = [table.note] if table.note else []
     fewer = sorted({result.row.override for result in results if result.row.override})
     said += [f"Run with --iterations {number} instead of the paper's." for number in fewer]
@@ -173,18 +173,18 @@ def markdown(table: Table, results: Sequence[RowResult]) -> str:
 
 
 def write(table: Table, results: Sequence[RowResult], folder: Path, run: Mapping[str, Any]) -> None:
-    """Leave ``results.json`` and ``results.md`` in ``folder``.
+    """Write ``results.json`` and ``results.md`` to ``folder``.
 
-    The JSON holds ``table``, ``title``, ``reference``, ``note``, ``run`` (what was asked for),
-    ``machine``, and ``rows``: for each its ``row``, ``attack``, ``recipe``, ``victim``,
+    The JSON holds ``table``, ``title``, ``reference``, ``note``, ``run`` (the requested options),
+    ``machine``, and ``rows``. Each row has ``row``, ``attack``, ``recipe``, ``victim``,
     ``labels_known``, ``kind``, ``note``, ``iterations``, ``repeats``, ``errors``, and ``metrics``
     with ``mean``, ``low`` and ``high`` (95 % interval, null for one repeat), ``values`` (one per
-    repeat), ``paper`` and ``difference``.
+    repeat), ``paper``, and ``difference``.
 
     Args:
-        table: what was run.
-        results: of its rows.
-        folder: must exist.
+        table: the table that was run.
+        results: the results of its rows.
+        folder: where to write; must exist.
         run: the options of the command.
     """
     content = {
@@ -243,10 +243,10 @@ def _finite(value: float) -> float | None:
 
 
 def show(table: Table, results: Sequence[RowResult]) -> None:
-    """Print one grid per metric that the paper prints, then what must be known besides."""
+    """Print one grid for each metric in the paper, followed by the remarks."""
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
-        console.width = 140  # a file takes lines of any length
+        console.width = 140  # a file can hold lines of any length
     for metric in metrics_of(table):
         grid = Grid(*COLUMNS, title=Text(f"{table.id}: {METRICS[metric][0]}"))
         for column in grid.columns[2:]:

@@ -1,4 +1,4 @@
-"""Runs a table: what is finished is not done again, what fails stops nothing else."""
+"""Runs a table: finished trials are not repeated, and a failure does not stop the others."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class TableRun:
     """What the command line asks for.
 
     Attributes:
-        table: which.
-        rows: patterns of the rows' names; all rows if empty.
-        repeats: of every row; by default 3, or as many as fit a budget.
-        iterations: instead of the papers'.
-        budget: seconds that all of it may take.
-        processes: trials at a time; by default one per core.
-        data: folder of the data files.
-        out: folder for the outcomes; the table gets one of its own there.
+        table: the table to run.
+        rows: patterns for the rows' names; all rows if empty.
+        repeats: number of repeats of each row; by default 3, or as many as fit the budget.
+        iterations: number of iterations, replacing the papers' numbers.
+        budget: total time allowed, in seconds.
+        processes: number of trials to run at a time; by default one per core.
+        data: folder with the data files.
+        out: folder for the outcomes; the table gets its own subfolder there.
     """
 
     table: Table
@@ -51,11 +51,11 @@ class TableRun:
 
     @cached_property
     def folder(self) -> Path:
-        """Where everything of this table is left."""
+        """The folder for all of this table's output."""
         return self.out / self.table.id
 
     def options(self) -> dict[str, Any]:
-        """For the record, without anything that names this machine's folders."""
+        """The options to record, leaving out anything that names this machine's folders."""
         return {
             "rows": list(self.rows),
             "repeats": self.repeats,
@@ -66,7 +66,7 @@ class TableRun:
 
 
 def run(asked: TableRun) -> list[RowResult]:
-    """Do what is asked for and return the results of all rows there are outcomes for."""
+    """Run the requested trials and return the results of all rows that have outcomes."""
     chosen = asked.table.select(asked.rows, asked.iterations)
     obstacles = {row.name: reason for row in chosen if (reason := obstacle(row))}
     able = [row for row in chosen if row.name not in obstacles]
@@ -88,7 +88,7 @@ def run(asked: TableRun) -> list[RowResult]:
 
 
 def _planned(store: Store, rows: Sequence[Row], asked: TableRun) -> list[Trial]:
-    """The trials asked for, repeat by repeat, so that an early end leaves coverage."""
+    """The requested trials, repeat by repeat, so that an early stop still covers every row."""
     default = REPEATS if asked.budget is None else MOST_REPEATS
     repeats = default if asked.repeats is None else asked.repeats
     before = {row.name: _of_old(store, row) for row in rows}
@@ -101,7 +101,7 @@ def _planned(store: Store, rows: Sequence[Row], asked: TableRun) -> list[Trial]:
 
 
 def _resources(asked: TableRun, trials: Sequence[Trial]) -> Resources:
-    """One process per core, unless asked otherwise; one in all where costs are measured."""
+    """One process per core unless asked otherwise; a single process if costs are measured."""
     measured = any(each.own_process for each in trials)
     processes = asked.processes or (1 if measured else min(cores(), len(trials)))
     threads = 1 if processes > 1 else cores()
@@ -111,7 +111,7 @@ def _resources(asked: TableRun, trials: Sequence[Trial]) -> Resources:
 def _results(
     store: Store, asked: TableRun, chosen: Sequence[Row], obstacles: dict[str, str]
 ) -> list[RowResult]:
-    """Of the rows asked for, and of those that an earlier command has outcomes of."""
+    """Results of the requested rows, and of rows with outcomes from an earlier command."""
     names = {row.name for row in chosen}
     there, failures = store.finished(), store.failures()
     outcomes = {}
@@ -126,7 +126,7 @@ def _results(
                 if (repeat := _repeat(row, name)) is None:
                     continue
                 if trial(row, repeat, asked.data).id != name:
-                    continue  # of other settings
+                    continue  # a trial with other settings
                 if name in failures:
                     tried[repeat] = Tried({}, failures[name]["error"])
                 elif store.sound(name):
@@ -138,13 +138,13 @@ def _results(
 
 
 def _repeat(row: Row, name: str) -> int | None:
-    """Which repeat of ``row`` a trial may be, by its id."""
+    """The repeat of ``row`` that a trial could be, judging by its id."""
     own, repeat, _ = name.rsplit("-", 2)
     return int(repeat) if own == slug(row) and repeat.isdecimal() else None
 
 
 def _of_old(store: Store, row: Row) -> dict[int, Tried]:
-    """What version 0.1.0 left of a row: a file for each repeat, in no folder of its own."""
+    """A row's outcomes from version 0.1.0: one file per repeat, without a folder of its own."""
     found = {}
     if store.folder is not None:
         for path in sorted(store.folder.glob(f"{slug(row)}.r*.json")):

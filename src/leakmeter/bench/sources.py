@@ -1,4 +1,4 @@
-"""The data sets of the tables: a file in the data folder and how it is used."""
+"""The data sets used in the tables: each a file in the data folder and how to use it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Source:
     """One data set.
 
     Attributes:
-        file: in the data folder.
-        normalize: whose constants networks expect.
-        size: side in pixels to resize to; ``None``: as stored.
-        classes: of the network if more than the file names, or of the images if fewer.
+        file: name of the file in the data folder.
+        normalize: the set whose normalization constants networks expect.
+        size: side in pixels to resize to; ``None`` keeps the stored size.
+        classes: number of classes: of the network if more than in the file, of the images if fewer.
     """
 
     file: str
@@ -41,12 +41,12 @@ SOURCES = {
 
 
 def default_folder() -> Path:
-    """``$LEAKMETER_DATA``, else ``data`` in the current folder."""
+    """``$LEAKMETER_DATA`` if set, otherwise ``data`` in the current folder."""
     return Path(os.environ.get("LEAKMETER_DATA") or "data")
 
 
 def locate(folder: Path, name: str) -> Path:
-    """The file of the data set called ``name``, which must exist."""
+    """The path of the data set called ``name``; the file must exist."""
     path = folder / SOURCES[name].file
     if not path.is_file():
         raise LeakmeterError(
@@ -58,7 +58,7 @@ def locate(folder: Path, name: str) -> Path:
 
 
 def locate_text(folder: Path) -> Path:
-    """The file of the sentences, one in every line, which must exist."""
+    """The path of the sentences file, with one sentence per line; the file must exist."""
     path = folder / "text" / "sst2.tsv"
     if not path.is_file():
         raise LeakmeterError(f"{path}: file not found: put a text file there, a sentence a line")

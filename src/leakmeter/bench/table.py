@@ -1,4 +1,4 @@
-"""What a published table is: rows that name a victim, an attack and the printed numbers."""
+"""Describes a published table: rows that name a victim, an attack, and the printed numbers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from leakmeter.errors import LeakmeterError
 
 @dataclass(frozen=True, kw_only=True)
 class Pretraining:
-    """What the network went through before the attack, on images that are not attacked.
+    """How the network was trained before the attack, on images that are not attacked.
 
     Attributes:
-        rounds: of federated averaging.
+        rounds: number of rounds of federated averaging.
         split: one client per ``writer``, or ``one`` client that holds everything.
-        shared: one network for all repeats, which has seen the images of none of them; else a
-            network per repeat.
-        settings: of :func:`~leakmeter.federated.federate`, such as ``lr`` and ``participation``.
+        shared: whether all repeats use one network, which has seen none of their images; otherwise
+            each repeat has its own network.
+        settings: arguments of :func:`~leakmeter.federated.federate`, such as ``lr`` and
+            ``participation``.
     """
 
     rounds: int
@@ -38,19 +39,19 @@ class Victim:
     Attributes:
         data: one of :data:`~leakmeter.bench.sources.SOURCES`.
         model: name of a built-in network.
-        examples: N, how many images the client holds.
-        epochs: E.
-        batch_size: B; all images if not given.
+        examples: N, the number of images the client holds.
+        epochs: E, the number of local epochs.
+        batch_size: B, the batch size; all images if not given.
         lr: step size of the client.
-        shares: what it sends: ``weights`` after local training, or one ``gradient``.
-        init: how weights start: as the network's paper does (``default``), ``uniform`` in
-            (-0.5, 0.5), or ``xavier-normal`` with zero biases (SAPAG, section VI-B).
-        trained: training that comes before, or ``None`` for fresh weights.
+        shares: what the client sends: ``weights`` after local training, or one ``gradient``.
+        init: how the weights are initialized: as in the network's paper (``default``), ``uniform``
+            in (-0.5, 0.5), or ``xavier-normal`` with zero biases (SAPAG, section VI-B).
+        trained: training before the attack, or ``None`` for fresh weights.
         normalize: whether the network sees normalized images, as in most papers, or plain ones.
-        pick: which images: any (``random``), of ``distinct`` classes, the first ones of one
-            ``writer`` (as SME's public code does), or ``varied`` ones of five writers (NL-SME,
+        pick: which images to use: any (``random``), from ``distinct`` classes, the first ones of
+            one ``writer`` (as in SME's public code), or ``varied`` ones from five writers (NL-SME,
             section V-C).
-        settings: any other field of :class:`~leakmeter.update.Protocol`; it may also override lr.
+        settings: any other fields of :class:`~leakmeter.update.Protocol`; may also override lr.
     """
 
     data: str
@@ -74,11 +75,11 @@ class Victim:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A named recipe with the numbers of the paper whose table it appears in.
+    """A named recipe with the numbers from the paper whose table it appears in.
 
     Attributes:
-        name: in :data:`leakmeter.attacks.papers.RECIPES`.
-        iterations: the paper's.
+        name: its name in :data:`leakmeter.attacks.papers.RECIPES`.
+        iterations: the paper's number of iterations.
         options: other keyword arguments.
     """
 
@@ -89,20 +90,20 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One number of a table, or the few that belong together.
+    """One number in a table, or a few that belong together.
 
     Attributes:
         setting: what the rows of one comparison have in common, such as ``femnist E=10 N=10``.
-        attack: the method as the table calls it.
-        recipe: what stands for it here.
-        victim: whom it attacks; ``None`` where the row's kind brings its own.
+        attack: the table's name for the method.
+        recipe: the recipe that implements it here.
+        victim: the client to attack; ``None`` if the row's kind provides its own.
         paper: the printed numbers by metric.
         labels_known: whether the attacker is told the labels.
-        kind: how a trial is done; one of :data:`~leakmeter.bench.trial.KINDS`.
-        settings: what that kind needs besides.
-        relative_to: the attack of the same setting whose costs are the unit of the ratios.
-        note: where the row differs from the paper.
-        override: iterations to run instead of the paper's.
+        kind: how a trial is run; one of :data:`~leakmeter.bench.trial.KINDS`.
+        settings: additional settings for that kind.
+        relative_to: the attack in the same setting whose costs the ratios are relative to.
+        note: how the row differs from the paper.
+        override: number of iterations to run instead of the paper's.
     """
 
     setting: str
@@ -119,12 +120,12 @@ class Row:
 
     @property
     def name(self) -> str:
-        """What ``--rows`` is matched with."""
+        """The name that ``--rows`` is matched against."""
         return f"{self.setting} {self.attack}"
 
     @property
     def iterations(self) -> int:
-        """How many are run."""
+        """The number of iterations to run."""
         return self.override or self.recipe.iterations
 
 
@@ -133,11 +134,11 @@ class Table:
     """A published table.
 
     Attributes:
-        id: on the command line, such as ``sme-2``.
-        title: what it shows.
-        reference: where it was printed.
-        rows: in the paper's order.
-        note: what is left out or differs for the table as a whole.
+        id: its name on the command line, such as ``sme-2``.
+        title: what the table shows.
+        reference: where it was published.
+        rows: the rows in the paper's order.
+        note: what is left out or different in the table as a whole.
     """
 
     id: str
@@ -147,11 +148,11 @@ class Table:
     note: str = ""
 
     def select(self, patterns: Sequence[str], iterations: int | None) -> list[Row]:
-        """The rows whose names match any of ``patterns`` (all if none is given).
+        """The rows whose names match any of ``patterns`` (all rows if there are none).
 
         Args:
-            patterns: as a shell matches file names, upper and lower case alike.
-            iterations: to run instead of the paper's.
+            patterns: shell-style patterns, not case-sensitive.
+            iterations: number of iterations to run instead of the paper's.
         """
         for pattern in patterns:
             if not any(_matches(row, pattern) for row in self.rows):

@@ -1,4 +1,4 @@
-"""One trial on text: a client shares the gradient of one sentence, an attack reads it."""
+"""One trial on text: a client shares the gradient of one sentence, and an attack reads it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ WORDS, VOCABULARY = 15, 500
 
 
 def attack_sentence(row: Row, data: Path, repeat: int, options: RunOptions) -> dict[str, float]:
-    """Attack the gradient of one sentence, and noise in its place (SAPAG, section VII).
+    """Attack the gradient of one sentence, and then noise in its place (SAPAG, section VII).
 
-    ``words`` is the share of words found, order aside, as the paper's examples are counted;
-    ``token_accuracy`` the share found in their place. Both also for the no-update baseline.
+    ``words`` is the share of words found, ignoring order, which is how the paper's examples are
+    counted; ``token_accuracy`` is the share found in the right place. Both are also given for the
+    no-update baseline.
     """
     sentences = text.read(sources.locate_text(data), length=WORDS)
     vocabulary = text.Vocabulary.of(sentences, most=VOCABULARY)

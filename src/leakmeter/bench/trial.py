@@ -1,4 +1,4 @@
-"""One trial of a row: make the victim, attack it, measure."""
+"""One trial of a row: make the victim, attack it, and measure the result."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from leakmeter.execution.memory import fresh_peak, peak_memory
 
 
 class RowKind(Protocol):
-    """How a trial of some kind is done."""
+    """Runs one kind of trial."""
 
     def __call__(self, row: Row, data: Path, repeat: int, options: RunOptions) -> dict[str, float]:
         """The metrics of one repeat.
 
         Args:
-            row: what to do; ``row.iterations`` says how long.
-            data: folder of the data files.
-            repeat: counted from 0; decides everything random.
-            options: of the attacks.
+            row: the row to run; ``row.iterations`` is the number of iterations.
+            data: folder with the data files.
+            repeat: number of the repeat, from 0; determines everything random.
+            options: options of the attacks.
         """
         ...
 
 
 def options_of(row: Row) -> dict[str, Any]:
-    """All options of the row's recipe, with its defaults; an error says why there is none."""
+    """All options of the row's recipe, including defaults; an error says what is wrong."""
     if row.recipe.name not in RECIPES:
         raise LeakmeterError(f"there is no recipe {row.recipe.name!r} yet")
     given = {"iterations": row.iterations, **row.recipe.options}
@@ -68,15 +68,16 @@ def obstacle(row: Row) -> str:
 
 
 def attack_images(row: Row, data: Path, repeat: int, options: RunOptions) -> dict[str, float]:
-    """Attack one update and hold the images against the truth."""
+    """Attack one update and compare the images with the originals."""
     attacked = _victim(row, data, repeat, options)
     return _score(row, attacked, _attack(row, attacked, options))
 
 
 def attack_at_cost(row: Row, data: Path, repeat: int, options: RunOptions) -> dict[str, float]:
-    """The same with the memory [GB] that the attack adds; needs a process of its own.
+    """Like ``attack_images``, plus the memory [GB] the attack adds; needs its own process.
 
-    Seconds are scaled to the paper's iterations: costs are comparable after a few.
+    Seconds are scaled to the paper's number of iterations, so a few iterations are enough to
+    compare costs.
     """
     attacked = _victim(row, data, repeat, options)
     before = fresh_peak()
@@ -94,17 +95,17 @@ KINDS: dict[str, RowKind] = {
     "matching": epochs.match_images,
     "text": text.attack_sentence,
 }
-"""Every kind of trial by its name in the rows."""
+"""Every kind of trial, by its name in the rows."""
 
 OWN_PROCESS = {"cost"}
-"""Kinds whose trials share a process with nothing else."""
+"""Kinds whose trials each need a process of their own."""
 
 SHARING = {"joint", "matching"}
-"""Kinds of which several rows take the same reconstructions."""
+"""Kinds in which several rows use the same reconstructions."""
 
 
 class Metrics(BaseModel):
-    """What a trial measured, by name; ``seconds`` and ``iterations`` are those of the attack."""
+    """What a trial measured, by name; ``seconds`` and ``iterations`` are the attack's own."""
 
     metrics: dict[str, float]
 
@@ -114,9 +115,9 @@ class MeasureRow:
     """One repeat of a row.
 
     Attributes:
-        row: of which table.
-        repeat: counted from 0.
-        data: folder of the data files.
+        row: the row of a table.
+        repeat: number of the repeat, from 0.
+        data: folder with the data files.
     """
 
     row: Row
@@ -124,7 +125,7 @@ class MeasureRow:
     data: Path
 
     def do(self, context: Context) -> Done:
-        """Measure."""
+        """Run the repeat and record its metrics."""
         options = RunOptions(
             on_progress=context.progress,
             paused=context.worker.paused,
@@ -136,7 +137,7 @@ class MeasureRow:
 
 
 def trial(row: Row, repeat: int, data: Path) -> Trial:
-    """One repeat of a row, known by everything that its metrics depend on."""
+    """One repeat of a row, identified by everything its metrics depend on."""
     if row.victim is None:
         file = sources.locate_text(data)
     else:
@@ -162,12 +163,12 @@ def trial(row: Row, repeat: int, data: Path) -> Trial:
 
 
 def slug(row: Row) -> str:
-    """The row's name in those of files."""
+    """The row's name as used in file names."""
     return re.sub(r"[^a-z0-9=]+", "-", row.name.lower())
 
 
 def _victim(row: Row, data: Path, repeat: int, options: RunOptions) -> victim.Attacked:
-    """The row's client; a network that is still being trained counts as no iteration done."""
+    """The row's client; while its network is being trained, no iterations count as done."""
     if row.victim is None:
         raise LeakmeterError(f"{row.name} has no client to attack")
 

@@ -1,4 +1,4 @@
-"""Makes a row's client: draws its images, prepares the network, trains, sends the update."""
+"""Makes a row's client: draws its images, prepares the network, trains, and sends the update."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from leakmeter.update import Update
 OnRound = Callable[[int, int], None]
 
 MOST_REPEATS = 100
-"""As many as the papers; a network that all repeats share sees the images of none of them."""
+"""As many as in the papers; a network shared by all repeats has seen none of their images."""
 
 _WRITERS = 5
 
@@ -34,8 +34,8 @@ class Attacked:
     Attributes:
         model: the network it received.
         update: what it sent.
-        images: [N, C, H, W] in [0, 1].
-        labels: [N].
+        images: its images [N, C, H, W] in [0, 1].
+        labels: its labels [N].
     """
 
     model: nn.Module
@@ -45,12 +45,12 @@ class Attacked:
 
 
 def make(victim: Victim, folder: Path, repeat: int, on_round: OnRound | None = None) -> Attacked:
-    """The client of one repeat; its images, network and order of examples follow from it.
+    """The client of one repeat, which determines its images, network, and order of examples.
 
     Args:
-        victim: what the row says.
-        folder: of the data files.
-        repeat: counted from 0.
+        victim: the row's description of the client.
+        folder: folder with the data files.
+        repeat: number of the repeat, from 0.
         on_round: called with (done, total) after every round of training.
     """
     dataset = sources.load(folder, victim.data)
@@ -72,7 +72,7 @@ def make(victim: Victim, folder: Path, repeat: int, on_round: OnRound | None = N
 
 
 def draw(victim: Victim, dataset: Dataset, repeat: int) -> Tensor:
-    """Indices [N] of the images that the client of one repeat holds."""
+    """Indices [N] of the images that the client holds in one repeat."""
     generator = torch.Generator().manual_seed(repeat)
     if victim.pick == "varied":
         chosen = _varied(dataset, victim.examples, generator)
@@ -103,14 +103,14 @@ def _first_of_each_class(order: Tensor, labels: Tensor) -> Tensor:
 
 
 def _first_of_a_writer(dataset: Dataset, examples: int, generator: torch.Generator) -> Tensor:
-    """The first images, in the order of the file, of a writer who has enough of them."""
+    """The first images, in file order, of a writer who has enough of them."""
     writers = by_writer(_writers(dataset))
     able = [part for part in writers if len(part) >= examples] or [max(writers, key=len)]
     return able[int(torch.randint(len(able), (), generator=generator))][:examples]
 
 
 def _varied(dataset: Dataset, examples: int, generator: torch.Generator) -> Tensor:
-    """Of five writers, the images with the most variance and edges, equally many of each."""
+    """The images with the most variance and edges from five writers, equally many from each."""
     writers = by_writer(_writers(dataset))
     some = torch.randperm(len(writers), generator=generator)[:_WRITERS].tolist()
     chosen = []
@@ -152,7 +152,7 @@ def network(
 
 
 def initialize(model: nn.Module, init: str, seed: int) -> None:
-    """Draw the weights again in place, unless ``init`` is ``default`` (SAPAG, section VI-B)."""
+    """Redraw the weights in place, unless ``init`` is ``default`` (SAPAG, section VI-B)."""
     with torch.no_grad(), seeded(seed):
         for name, parameter in model.named_parameters():
             if init == "uniform":
@@ -174,10 +174,10 @@ def _train(
     if training.split == "writer":
         parts = by_writer(_writers(pool))
     else:
-        # Whole batches only: batch norm cannot train on a last one of a single image.
+        # Only whole batches: batch norm cannot train on a final batch of a single image.
         batch_size = training.settings["batch_size"]
         parts = [torch.arange(len(pool) // batch_size * batch_size)]
-    with exclusive("training"):  # the same network is not trained twice side by side
+    with exclusive("training"):  # do not train the same network twice in parallel
         return federate(
             model,
             [(pool.images[part], pool.labels[part]) for part in parts],

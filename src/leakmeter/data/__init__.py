@@ -1,4 +1,4 @@
-"""Labeled images: two sets that need no download, and readers of the standard file formats."""
+"""Labeled images: two sets that need no download, and readers for the standard file formats."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Kind:
     Attributes:
         about: one line for the user.
         read: the reader; it takes the path and the side to resize to (None: as stored).
-        argument: what PATH must name; empty for an embedded set, which takes none.
+        argument: what PATH must name; empty for an embedded set, which takes no path.
     """
 
     about: str
@@ -29,7 +29,7 @@ class _Kind:
     argument: str = "FOLDER"
 
     def form(self, name: str) -> str:
-        """What the user writes to get it."""
+        """What the user writes to get this dataset."""
         return f"{name}:{self.argument}" if self.argument else name
 
 
@@ -77,11 +77,11 @@ _KINDS = {
 
 
 def load(spec: str, *, size: int | None = None) -> Dataset:
-    """Loads a dataset; whatever is wrong with it is a `LeakmeterError` that names the file.
+    """Loads a dataset; anything wrong with it raises a `LeakmeterError` that names the file.
 
     Args:
         spec: ``photos``, ``faces`` or ``KIND:PATH`` (`names` and `describe` list them).
-        size: side in pixels to resize to, after cutting out the center square; None: as stored.
+        size: side in pixels to resize to, after cropping to the center square; None: as stored.
 
     Example:
         >>> load("photos", size=32)
@@ -106,7 +106,7 @@ def names() -> list[str]:
 
 
 def describe(name: str) -> str:
-    """One line on a kind of dataset: how to write its spec, and what it holds."""
+    """One line about a kind of dataset: how to write its spec, and what it holds."""
     kind = _kind(name)
     return f"{kind.form(name)}: {kind.about}"
 

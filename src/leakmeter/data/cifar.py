@@ -1,6 +1,6 @@
 """CIFAR-10 and CIFAR-100: the official "python version", training split.
 
-Its files are pickles, and a pickle can run any program when it is loaded. Here nothing in it
+The files are pickles, and a pickle can run any program when it is loaded. Here nothing in them
 runs: the few numpy names these files need become inert records, and every other name is refused.
 """
 
@@ -98,7 +98,7 @@ def _batch(path: Path, labels_field: str, classes: int) -> tuple[NDArray[np.uint
     content = _unpickle(path)
     rows = _pixels(path, _field(path, content, "data"))
     labels = _field(path, content, labels_field)
-    # Checked here: numpy would expand lists that contain themselves.
+    # Checked here because numpy would expand lists that contain themselves.
     if not isinstance(labels, list) or not all(isinstance(label, int) for label in labels):
         raise LeakmeterError(f"{path}: {labels_field!r} must be a list of integers")
     images = rows.reshape(-1, *_SHAPE).transpose(0, 2, 3, 1)
@@ -106,14 +106,14 @@ def _batch(path: Path, labels_field: str, classes: int) -> tuple[NDArray[np.uint
 
 
 def _field(path: Path, content: dict[Any, Any], field: str) -> Any:
-    key = field.encode()  # Python 2 wrote these files: their strings are bytes
+    key = field.encode()  # Python 2 wrote these files, so their strings are bytes
     if key not in content:
         raise LeakmeterError(f"{path}: field {field!r} is missing")
     return content[key]
 
 
 class _Record:
-    """Stands for numpy's array and dtype: keeps what the pickle says and does nothing."""
+    """Stands in for numpy's array and dtype: keeps what the pickle says and does nothing else."""
 
     def __init__(self, *args: object) -> None:
         self.args = args
@@ -126,7 +126,7 @@ class _Record:
         self.state = state
 
 
-# The Python implementation: the C one allocates whatever index a hostile LONG_BINPUT names.
+# Uses the Python implementation: the C one allocates for any index in a hostile LONG_BINPUT.
 class _Unpickler(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> _Record:
         if (module, name) not in _ADMITTED:
@@ -148,9 +148,9 @@ def _unpickle(path: Path) -> dict[Any, Any]:
 
 
 def _pixels(path: Path, value: object) -> NDArray[np.uint8]:
-    """The array uint8 [n, 3072] that a numpy pickle describes.
+    """The uint8 array [n, 3072] that a numpy pickle describes.
 
-    A pickled array's state is (version, shape, dtype, is Fortran order, bytes).
+    A pickled array's state is (version, shape, dtype, whether in Fortran order, bytes).
     """
     match value:
         case _Record(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from leakmeter.errors import unknown
 from leakmeter.update import Normalization
 
-# The training split's own statistics, as commonly published. Nobody publishes FEMNIST's and
-# LFW's: those are measured on 70 writers in LEAF's polarity (white paper) and on 400 aligned
-# color faces. `photos` and `faces` are measured on all of their images (a test checks them).
+# The training split's own statistics, as commonly published. There are no published ones for
+# FEMNIST and LFW: these were measured on 70 writers in LEAF's polarity (white paper) and on 400
+# aligned color faces. `photos` and `faces` were measured on all of their images (a test checks
+# them).
 CONSTANTS: dict[str, Normalization] = {
     "mnist": ((0.1307,), (0.3081,)),
     "fashion-mnist": ((0.2860,), (0.3530,)),

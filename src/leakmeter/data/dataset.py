@@ -19,12 +19,12 @@ class Dataset:
     """Labeled images.
 
     Attributes:
-        name: what to call the set in a report.
+        name: the set's name in reports.
         images: float32 [N, C, H, W] in [0, 1], not normalized.
         labels: int64 [N] in 0 .. classes - 1.
         class_names: one name per class.
-        writer: int64 [N], who produced each example, or None where nobody knows.
-        normalization: (mean, std) per channel that models of this set expect; None: identity.
+        writer: int64 [N], who produced each example, or None if unknown.
+        normalization: (mean, std) per channel that models for this set expect; None: identity.
     """
 
     name: str
@@ -54,14 +54,14 @@ class Dataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of all images, labels, classes and writers."""
+        """SHA-256 of all images, labels, classes, and writers."""
         tensors: State = {"images": self.images, "labels": self.labels}
         if self.writer is not None:
             tensors["writer"] = self.writer
         return digest(tensors, repr(self.class_names))
 
     def select(self, indices: Tensor | Sequence[int]) -> Dataset:
-        """The examples at `indices` (int [K], any order), with all else unchanged."""
+        """The examples at `indices` (int [K], in any order), with everything else unchanged."""
         index = torch.as_tensor(indices)
         if index.numel() == 0:
             index = index.long()

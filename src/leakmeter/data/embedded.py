@@ -1,7 +1,7 @@
-"""Sets that need no download: real pictures inside scikit-image's wheel.
+"""Sets that need no download: real pictures in scikit-image's wheel.
 
-The files are opened in the wheel's own folder, not through ``skimage.data``, which may go
-looking on the network.
+The files are opened from the package's own folder, not through ``skimage.data``, which may access
+the network.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PICTURES = {
     "hubble_deep_field": "hubble_deep_field.jpg",
     "motorcycle": "motorcycle_left.png",
 }
-# (side as a share of the picture's shorter one, positions per axis, how many to keep).
+# (side as a share of the picture's shorter side, positions per axis, number of squares to keep).
 _CROPS = ((1.0, 1, 1), (0.7, 2, 4), (0.4, 4, 11))
 _FACES = 100  # the first 100 of the file's 200 are faces
 
@@ -39,8 +39,9 @@ _FACES = 100  # the first 100 of the file's 200 are faces
 def photos(folder: Path, size: int | None) -> Dataset:
     """Color crops [128, 3, size, size] of 8 photographs, labeled by photograph.
 
-    Each gives 16: its whole central square, then smaller ones. They are interleaved, so that
-    any 8 in a row from a multiple of 8 show all photographs and the first 8 show them whole.
+    Each photograph gives 16: its whole central square, then smaller ones. They are interleaved, so
+    any 8 in a row that start at a multiple of 8 show all photographs, and the first 8 show them
+    whole.
 
     Args:
         folder: where the picture files are.
@@ -64,7 +65,7 @@ def _crops(path: Path, size: int) -> Tensor:
     crops = []
     for share, positions, keep in _CROPS:
         squares = _grid(picture, share, positions)
-        # Empty sky and black surroundings make poor examples: drop the flattest squares.
+        # Empty sky and black borders make poor examples, so drop the flattest squares.
         contrast = [float(square.std(dim=(-2, -1)).mean()) for square in squares]
         best = sorted(range(len(squares)), key=contrast.__getitem__, reverse=True)[:keep]
         crops += [resized(squares[i], size) for i in sorted(best)]
@@ -75,7 +76,7 @@ def _grid(picture: Tensor, share: float, positions: int) -> list[Tensor]:
     """Squares of a picture [1, 3, H, W] at evenly spread positions, row by row."""
     height, width = picture.shape[-2:]
     side = round(share * min(height, width))
-    # One position alone is the center; several reach from edge to edge.
+    # A single position is the center; several extend from edge to edge.
     steps = [0.5] if positions == 1 else [i / (positions - 1) for i in range(positions)]
     corners = [
         (round(y * (height - side)), round(x * (width - side))) for y in steps for x in steps
@@ -84,7 +85,7 @@ def _grid(picture: Tensor, share: float, positions: int) -> list[Tensor]:
 
 
 def faces(folder: Path, size: int | None) -> Dataset:
-    """200 grayscale crops [200, 1, 25, 25] of LFW: first 100 faces, then 100 backgrounds.
+    """200 grayscale crops [200, 1, 25, 25] from LFW: 100 faces, then 100 backgrounds.
 
     Args:
         folder: where ``lfw_subset.npy`` is.

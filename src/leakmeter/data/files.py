@@ -20,8 +20,8 @@ from leakmeter.errors import LeakmeterError
 def reading(path: Path, what: str) -> Iterator[None]:
     """Turns whatever a parser raises on a bad file into an error that names the file.
 
-    Parsers of hostile bytes raise nearly anything (zlib.error, struct.error, RecursionError,
-    MemoryError, ...), so everything is caught: keep the block to the parser's call.
+    Given hostile bytes, parsers raise nearly anything (zlib.error, struct.error, RecursionError,
+    MemoryError, ...), so everything is caught: put only the parser's call in the block.
 
     Args:
         path: the file being parsed.
@@ -37,14 +37,14 @@ def reading(path: Path, what: str) -> Iterator[None]:
 
 
 def missing(path: Path, source: str) -> LeakmeterError:
-    """An error for a file that is not there, with where to get it and where to put it."""
+    """An error for a missing file that says where to get it and where to put it."""
     return LeakmeterError(
         f"{path}: file not found: download it from {source} and put it in {path.parent}"
     )
 
 
 def integers(path: Path, field: str, values: ArrayLike, count: int) -> NDArray[np.int64]:
-    """`values` as int64 [count], refused unless it is a vector of `count` integers."""
+    """`values` as int64 [count]; an error unless it is a vector of `count` integers."""
     with reading(path, f"list of integers in {field!r}"):
         array = np.asarray(values)
     if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -58,7 +58,7 @@ def integers(path: Path, field: str, values: ArrayLike, count: int) -> NDArray[n
 
 
 def class_labels(path: Path, field: str, values: ArrayLike, count: int, classes: int) -> Tensor:
-    """`values` as an int64 tensor [count], refused unless all are in 0 .. classes - 1."""
+    """`values` as an int64 tensor [count]; an error unless all are in 0 .. classes - 1."""
     array = integers(path, field, values, count)
     if array.min() < 0 or array.max() >= classes:
         raise LeakmeterError(
@@ -68,7 +68,7 @@ def class_labels(path: Path, field: str, values: ArrayLike, count: int, classes:
 
 
 def read_at_most(file: IO[bytes] | GzipFile, count: int) -> bytes:
-    """Up to ``count`` bytes, in pieces: a header that announces terabytes allocates none."""
+    """Up to ``count`` bytes, read in pieces so that a false header cannot allocate terabytes."""
     pieces = []
     while count > 0 and (piece := file.read(min(count, 1 << 20))):
         pieces.append(piece)

@@ -20,7 +20,7 @@ def read(folder: Path, size: int | None) -> Dataset:
     """All pictures of a folder [N, C, H, W], classes and files in alphabetical order.
 
     C is 1 if every picture is grayscale and 3 otherwise. Without `size`, all pictures must
-    have the same size. Files that are not pictures by their ending are ignored.
+    have the same size. Files without a picture's file extension are ignored.
     """
     if not folder.is_dir():
         raise LeakmeterError(
@@ -62,5 +62,5 @@ def _stacked(files: list[Path], size: int | None) -> Tensor:
 
 
 def _measures(image: Tensor) -> str:
-    """Width x height, as image viewers write it."""
+    """Width x height, as image viewers show it."""
     return f"{image.shape[3]}x{image.shape[2]}"

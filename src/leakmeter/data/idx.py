@@ -69,7 +69,7 @@ def _find(path: Path, source: str) -> Path:
 
 
 def _array(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """One idx file: magic number 0x08 (bytes) and dimensions, their sizes, then the values."""
+    """One idx file: type code 0x08 (bytes), number of dimensions, their sizes, then the values."""
     opened = gzip.open if path.suffix == ".gz" else open
     with reading(path, "idx file"), opened(path, "rb") as file:
         (magic,) = struct.unpack(">I", file.read(4))

@@ -1,4 +1,4 @@
-"""Pixels: decoding picture files, bytes to the unit interval, square resizing."""
+"""Pixels: decoding picture files, scaling bytes to the unit interval, and square resizing."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch.nn import functional
 from leakmeter.data.files import reading
 from leakmeter.errors import LeakmeterError
 
-# Named because Pillow would otherwise also try formats that start other programs (EPS).
+# Listed because Pillow would otherwise also try formats that start other programs (EPS).
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
-_MOST_PIXELS = 50_000_000  # a header that lies about its size must not fill the memory
+_MOST_PIXELS = 50_000_000  # a false size in a header must not fill the memory
 _GRAY = ("1", "L")
 _COLOR = ("P", "PA", "LA", "RGB", "RGBA", "CMYK", "YCbCr")
 
@@ -35,9 +35,9 @@ def decode(path: Path) -> NDArray[np.uint8]:
 
 
 def resized(images: Tensor, size: int | None) -> Tensor:
-    """Images [N, C, H, W] as [N, C, size, size]: center square, then anti-aliased resizing.
+    """Images [N, C, H, W] as [N, C, size, size]: cropped to the center square, then resized.
 
-    Unchanged when `size` is None.
+    Resizing is anti-aliased. Images are unchanged if `size` is None.
     """
     if size is None:
         return images
@@ -50,4 +50,4 @@ def resized(images: Tensor, size: int | None) -> Tensor:
     scaled = functional.interpolate(
         square, (size, size), mode="bilinear", align_corners=False, antialias=True
     )
-    return scaled.clamp(0, 1)  # its weights sum to one only up to rounding
+    return scaled.clamp(0, 1)  # the interpolation weights sum to one only up to rounding

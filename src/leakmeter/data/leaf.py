@@ -23,11 +23,11 @@ _SIDE = 28
 
 
 def femnist(folder: Path, size: int | None) -> Dataset:
-    """FEMNIST's characters [N, 1, 28, 28], black on white, of all ``all_data_*.json`` in a folder.
+    """FEMNIST's characters [N, 1, 28, 28], black on white, from a folder's ``all_data_*.json``.
 
-    `writer` counts the users in the order in which the files name them.
+    `writer` numbers the users in the order in which the files name them.
     """
-    # LEAF numbers its files without leading zeros: the shorter name comes first.
+    # LEAF numbers its files without leading zeros, so shorter names come first.
     files = sorted(folder.glob("all_data_*.json"), key=lambda file: (len(file.name), file.name))
     if not files:
         raise missing(folder / "all_data_*.json", _SOURCE)
@@ -49,7 +49,7 @@ def femnist(folder: Path, size: int | None) -> Dataset:
 
 
 def _users(path: Path) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Each user of one file with their images [n, 1, 28, 28] and labels [n]."""
+    """Each user in one file, with their images [n, 1, 28, 28] and labels [n]."""
     with reading(path, "LEAF json"):
         content = json.loads(path.read_bytes())
     match content:

@@ -1,4 +1,4 @@
-"""A user's own images in one ``.npz`` archive, as ``numpy.savez`` writes it."""
+"""A user's own images in an ``.npz`` archive, as written by ``numpy.savez``."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from leakmeter.errors import LeakmeterError
 from leakmeter.pixels import as_images
 
 _FIELDS = "'images' (uint8 NHW or NHWC) and 'labels' (integers)"
-_MOST_CLASSES = 100_000  # one stray label must not create a name for every smaller number
+_MOST_CLASSES = 100_000  # so that one stray label does not create a name for every smaller number
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 def read(path: Path, size: int | None) -> Dataset:
-    """The set in an archive with `images` and `labels`, and maybe `writer` and `class_names`.
+    """The set in an archive with `images`, `labels`, and optionally `writer` and `class_names`.
 
-    `images` is uint8 [N, H, W] or [N, H, W, C] with C 1 or 3; `labels` and `writer` are
-    integers [N]; `class_names` are strings [classes], without which classes count up to the
-    largest label.
+    `images` is uint8 [N, H, W] or [N, H, W, C] with C = 1 or 3; `labels` and `writer` are
+    integers [N]; `class_names` are strings [classes]. Without them, the classes are all numbers up
+    to the largest label.
     """
     if not path.is_file():
         raise LeakmeterError(f"{path}: file not found: name an .npz archive with {_FIELDS}")
@@ -59,7 +59,7 @@ def read(path: Path, size: int | None) -> Dataset:
 
 
 def _array(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
-    """One member, read only after its header's size agrees with the size it really has."""
+    """One member, read only if the size in its header matches its actual size."""
     member = archive.getinfo(f"{name}.npy")
     with archive.open(member) as file:
         version = npy.read_magic(file)

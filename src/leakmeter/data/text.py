@@ -1,4 +1,4 @@
-"""Sentences: from a text file, as words, as tokens."""
+"""Sentences: reading them from a text file and turning them into words and tokens."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def split(sentence: str) -> list[str]:
 
 
 def read(path: str | Path, *, length: int = 15) -> list[str]:
-    """The first ``length`` words of every line that has so many, each joined by spaces.
+    """The first ``length`` words, joined by spaces, of every line that has at least that many.
 
     Args:
-        path: UTF-8 text with a sentence in every line; what follows a tab is not read.
-        length: words in a sentence, at least 1.
+        path: UTF-8 text with one sentence per line; anything after a tab is ignored.
+        length: number of words in a sentence, at least 1.
     """
     if length < 1:
         raise LeakmeterError(f"length is {length}: a sentence has at least 1 word")
@@ -50,21 +50,21 @@ def read(path: str | Path, *, length: int = 15) -> list[str]:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words by their token.
+    """Words indexed by token.
 
     Attributes:
-        words: all different; `UNKNOWN` and `END` come first.
+        words: the words, all different; `UNKNOWN` and `END` come first.
     """
 
     words: tuple[str, ...]
 
     @classmethod
     def of(cls, sentences: Sequence[str], most: int | None = None) -> Vocabulary:
-        """The words of ``sentences``, the most frequent first.
+        """The words of ``sentences``, most frequent first.
 
         Args:
-            sentences: at least one word in all.
-            most: how many words to keep beside the two special ones; all by default.
+            sentences: must contain at least one word in total.
+            most: number of words to keep in addition to the two special ones; all by default.
         """
         counts = Counter(word for sentence in sentences for word in split(sentence))
         del counts[UNKNOWN]
@@ -82,7 +82,7 @@ class Vocabulary:
         return {word: token for token, word in enumerate(self.words)}
 
     def encode(self, sentences: Sequence[str]) -> Tensor:
-        """Tokens [N, words] of sentences that are equally long."""
+        """Tokens [N, words] of sentences of equal length."""
         rows = [split(sentence) for sentence in sentences]
         if not rows or not all(rows):
             raise LeakmeterError("sentences: each needs at least one word, and there must be one")
@@ -101,9 +101,9 @@ class Vocabulary:
         return [" ".join(self.words[token] for token in row) for row in tokens.tolist()]
 
     def next_words(self, tokens: Tensor) -> Tensor:
-        """What a language model learns to say behind each of ``tokens`` [N, words]: the same shape.
+        """What a language model learns to predict after each of ``tokens``, both [N, words].
 
-        The word that follows, and `END` behind the last.
+        This is the next word, and `END` after the last word.
         """
         end = torch.full_like(tokens[:, :1], self._tokens[END])
         return torch.cat([tokens[:, 1:], end], dim=1)

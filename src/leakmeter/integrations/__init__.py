@@ -1,1 +1,1 @@
-"""Records updates inside other frameworks; each module needs its framework installed."""
+"""Recorders for updates in other frameworks; each module needs its framework installed."""

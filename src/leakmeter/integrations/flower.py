@@ -1,9 +1,9 @@
-"""Records what clients of a Flower run send back: around the grid, a strategy, or in a client.
+"""Records what clients of a Flower run send back: at the grid, at a strategy, or in a client.
 
     recorder = FlowerRecorder("recorded", input_shape=(3, 32, 32), classes=10)
     strategy.start(grid=recorder.grid(grid), ...)
 
-Replies must hold the new weights, as those of Flower's own examples do, not a difference.
+Replies must hold the new weights, as in Flower's own examples, not a difference.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ FIELDS = {
     "momentum": ("momentum",),
     "weight_decay": ("weight-decay",),
 }
-"""Fields of the protocol, and the names that they go by in configurations sent to clients."""
+"""Fields of the protocol, and their usual names in configurations sent to clients."""
 
 ROUND = "server-round"
-"""Where Flower's strategies write the number of the round."""
+"""The key under which Flower's strategies store the round number."""
 
 
 @dataclass(frozen=True)
 class _Request:
-    """A message to a client, as it was when it was sent: strategies use its parts again."""
+    """A message to a client, copied as sent, because strategies reuse its parts."""
 
     turn: int
     client: int
@@ -73,22 +73,22 @@ class FlowerRecorder(Recorder):
     """Records the updates of a Flower run, in one of three places.
 
     :meth:`grid` is the simplest and works with every strategy. :meth:`strategy` and :meth:`mod` can
-    be put before or behind other wrappers and mods, which decides what they see. Settings of the
-    training are picked up from the configuration that is sent to clients, where they have one of
-    the usual names (``FIELDS``); what is given here counts more.
+    be placed before or after other wrappers and mods, which determines what they see. Training
+    settings are picked up from the configuration sent to clients if they have one of the usual
+    names (``FIELDS``); the arguments given here take precedence.
 
     Args:
-        folder: for the records. Give every run a folder of its own.
-        names: of the arrays in order, ``list(model.state_dict())``, where clients and server
+        folder: where to write the records. Give every run its own folder.
+        names: names of the arrays in order, ``list(model.state_dict())``, if clients and server
             exchange lists without names.
-        examples_key: what replies call the number of examples; ``-`` and ``_`` are the same.
-        every: only every so many rounds; with 5 that is rounds 5, 10, 15 and so on.
-        clients: only those with these node ids, or all.
-        per_round: at most so many clients of a round, or all. As a mod the recorder runs in
-            many processes and each of them counts for itself.
-        protocol: fields of :class:`~leakmeter.update.Protocol`. What neither these nor the
-            configuration say stays unknown to the attacker. ``normalize`` may be the name of a
-            data set, or ``none``.
+        examples_key: the key for the number of examples in replies; ``-`` and ``_`` are equivalent.
+        every: record only every so many rounds; 5 means rounds 5, 10, 15, and so on.
+        clients: node ids of the clients to record; all by default.
+        per_round: maximum number of clients to record per round; all by default. As a mod, the
+            recorder runs in many processes, each with its own count.
+        protocol: fields of :class:`~leakmeter.update.Protocol`. Anything specified neither here
+            nor in the configuration stays unknown to the attacker. ``normalize`` may be the name
+            of a data set, or ``none``.
     """
 
     def __init__(
@@ -108,11 +108,11 @@ class FlowerRecorder(Recorder):
         self._seen: Counter[int] = Counter()
 
     def grid(self, grid: Grid) -> Grid:
-        """``grid``, recorded. Sees what arrives at the server, before the strategy does."""
+        """Wrap ``grid`` to record what arrives at the server, before the strategy sees it."""
         return _RecordedGrid(grid, self)
 
     def strategy(self, strategy: Strategy) -> Strategy:
-        """``strategy``, recorded. Sees what strategies wrapped around it hand on."""
+        """Wrap ``strategy`` to record what it receives from any strategies wrapped around it."""
         if type(strategy).start is not Strategy.start:
             raise LeakmeterError(
                 f"{type(strategy).__name__} has a start of its own, which a wrapper would bypass: "
@@ -121,7 +121,7 @@ class FlowerRecorder(Recorder):
         return _RecordedStrategy(strategy, self)
 
     def mod(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """A mod for ``ClientApp(mods=[...])``. Sees what the mods behind it in the list return."""
+        """A mod for ``ClientApp(mods=[...])`` that sees what mods after it in the list return."""
         request = self._sent(message)
         reply = call_next(message, context)
         if request is not None:
@@ -129,7 +129,7 @@ class FlowerRecorder(Recorder):
         return reply
 
     def _sent(self, message: Message) -> _Request | None:
-        """What is needed of ``message`` when its reply arrives, if that is to be recorded."""
+        """What to keep of ``message`` until its reply arrives, if the reply is to be recorded."""
         try:
             if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
                 return None
@@ -173,14 +173,14 @@ class FlowerRecorder(Recorder):
 
 
 class _Pairs:
-    """Requests that wait for their replies, in the order in which they were sent."""
+    """Requests waiting for their replies, in the order they were sent."""
 
     def __init__(self, recorder: FlowerRecorder) -> None:
         self._recorder = recorder
         self._open: list[_Request] = []
 
     def sent(self, messages: Iterable[Message]) -> None:
-        """Note ``messages``, before they get their ids: sending sets those."""
+        """Remember ``messages``; they have no ids yet, since sending sets those."""
         now = time.time()
         self._open = [
             request
@@ -190,7 +190,7 @@ class _Pairs:
         self._open += filter(None, map(self._recorder._sent, messages))
 
     def received(self, replies: Iterable[Message]) -> None:
-        """Record ``replies`` to messages that were noted."""
+        """Record those ``replies`` that answer a remembered message."""
         waiting = {request.metadata.message_id: request for request in self._open}
         for reply in replies:
             request = waiting.pop(reply.metadata.reply_to_message_id, None)
@@ -240,7 +240,7 @@ class _RecordedGrid(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         messages = list(messages)
-        pairs = _Pairs(self._recorder)  # what is not answered in time is never answered
+        pairs = _Pairs(self._recorder)  # messages not answered in time never get an answer
         pairs.sent(messages)
         replies = list(self._grid.send_and_receive(messages, timeout=timeout))
         pairs.received(replies)
@@ -288,21 +288,21 @@ class _RecordedStrategy(Strategy):
 
 
 def _joined(records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Entries of all ``records``, with ``-`` for ``_`` in their names."""
+    """Entries of all ``records``, with ``-`` in place of ``_`` in their names."""
     return {
         key.replace("_", "-"): value for record in records.values() for key, value in record.items()
     }
 
 
 def _round(config: Mapping[str, Any], metadata: Metadata, seen: int) -> int:
-    """The number of the round; a client's how-manieth request it is, if nothing says that."""
+    """The round number, or if it is not given, the count of requests to this client."""
     if isinstance(config.get(ROUND), int):
         return int(config[ROUND])
     return int(metadata.group_id) if metadata.group_id.isdecimal() else seen
 
 
 def _arrays(content: RecordDict) -> ArrayRecord:
-    """The weights: the only record of arrays, or that with the usual name."""
+    """The weights: the only array record, or the one with the usual name."""
     records = content.array_records
     if len(records) != 1 and "arrays" not in records:
         raise LeakmeterError(
@@ -322,7 +322,7 @@ def _count(content: RecordDict, key: str) -> int:
 
 
 def _known(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of the protocol that a configuration names and that leakmeter understands."""
+    """Fields of the protocol that a configuration specifies and leakmeter understands."""
     known = {}
     for field, keys in FIELDS.items():
         for key in keys:

@@ -1,7 +1,7 @@
-"""Records what a client of NVIDIA FLARE sends back, as a filter in both of the client's chains.
+"""Records what an NVIDIA FLARE client sends back, as a filter in both of the client's chains.
 
-Filters run in order: those before this one among the result filters have already changed what it
-sees, those behind it have not.
+Filters run in order: result filters before this one have already changed what it sees; those after
+it have not.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ except ImportError as error:
     ) from None
 
 RECEIVED = "leakmeter.received"
-"""Where a task's round and weights wait for its result, in the context of the task."""
+"""Key in the task's context that keeps its round and weights until its result arrives."""
 
 
 class RecordingFilter(Filter):  # type: ignore[misc]
-    """Put one into the client's task data filters and one into its task result filters.
+    """Put one in the client's task data filters and one in its task result filters.
 
     Args:
-        folder: for the records, on the client's machine.
-        examples_key: what the result's meta calls the number of examples.
-        every: only every so many rounds.
-        clients: only sites of these names, or all.
+        folder: where to write the records, on the client's machine.
+        examples_key: the key for the number of examples in the result's meta.
+        every: record only every so many rounds.
+        clients: names of the sites to record; all by default.
         protocol: fields of :class:`~leakmeter.update.Protocol`, as a dictionary.
     """
 
@@ -52,7 +52,7 @@ class RecordingFilter(Filter):  # type: ignore[misc]
         protocol: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        # FLARE writes jobs from attributes that have the arguments' names.
+        # FLARE exports jobs from attributes named like the arguments.
         self.folder = str(folder)
         self.examples_key = examples_key
         self.every = every
@@ -61,7 +61,7 @@ class RecordingFilter(Filter):  # type: ignore[misc]
         self._recorder = Recorder(folder, every=every, clients=clients, **(protocol or {}))
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """Look at ``shareable`` and pass it on as it is."""
+        """Look at ``shareable`` and pass it on unchanged."""
         try:
             if fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.IN:
                 self._received(shareable, fl_ctx)

@@ -1,4 +1,4 @@
-"""The networks of the papers, and the user's own."""
+"""The papers' networks, and the user's own."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def build(
 
     Args:
         name: one of :func:`names`, or the user's own as ``package.module:factory`` or
-            ``path/to/file.py:factory``. A factory is called with those of ``classes``,
-            ``channels`` and ``size`` that its signature names, and returns an ``nn.Module``.
+            ``path/to/file.py:factory``. A factory is called with whichever of ``classes``,
+            ``channels``, and ``size`` its signature names, and returns an ``nn.Module``.
         classes: number of outputs, at least 2.
-        channels: channels of the images; by default those of the network's paper.
-        size: side of the images in pixels; by default that of the network's paper.
-        seed: of the initial weights.
+        channels: channels of the images; by default as in the network's paper.
+        size: side of the images in pixels; by default as in the network's paper.
+        seed: seed for the initial weights.
 
     Example:
         >>> sum(p.numel() for p in build("lenet-zhu", classes=10).parameters())
@@ -58,7 +58,7 @@ def names() -> list[str]:
 
 
 def describe(name: str) -> str:
-    """One line on a built-in model: what it is, which paper uses it, its default input."""
+    """One line about a built-in model: what it is, which paper uses it, and its default input."""
     entry = _entry(name)
     return f"{entry.about} [{entry.channels}x{entry.size}x{entry.size}]"
 

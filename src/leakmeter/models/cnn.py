@@ -12,9 +12,9 @@ def cnn(
 ) -> nn.Sequential:
     """Two convolutions and two dense layers: [N, channels, size, size] -> [N, classes].
 
-    SME (Zhu et al. 2023, section 5) takes both networks from DLFA (Dimitrov et al. 2022). Their
-    text leaves the padding open; both public implementations pad to "same", so 28x28 reaches the
-    dense layer as 7x7.
+    SME (Zhu et al. 2023, section 5) takes both networks from DLFA (Dimitrov et al. 2022). The
+    papers do not specify the padding; both public implementations use "same" padding, so 28x28
+    reaches the dense layer as 7x7.
     """
     first, second = widths
     side = size // 2 // 2

@@ -14,8 +14,8 @@ _POOLED = (6, 8)  # max pooling follows these convolutions
 def convnet(*, classes: int, channels: int, size: int) -> nn.Sequential:
     """Eight 3x3 convolutions with batch norm and ReLU: [N, channels, size, size] -> [N, classes].
 
-    IG (Geiping et al. 2020, figure 8 and appendix B.2) with D = 64: two 3x3 max poolings bring
-    32x32 to 10x10 and 3x3 before the one dense layer.
+    From IG (Geiping et al. 2020, figure 8 and appendix B.2) with D = 64: two 3x3 max-pooling layers
+    reduce 32x32 to 10x10 and then 3x3 before the single dense layer.
     """
     layers = OrderedDict[str, nn.Module]()
     width, side = channels, size

@@ -1,4 +1,4 @@
-"""Calling a model factory: reproducibly, and with the arguments it asks for."""
+"""Calls a model factory reproducibly and with the arguments it asks for."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import contextmanager
 
 import torch
 
-# What a user's factory gets that asks for these without a default, when the caller gave none.
+# Values for a user's factory that requires these arguments when the caller gave none.
 _FALLBACK = {"channels": 3, "size": 32}
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Torch draws from ``seed`` inside; its random state outside is left as it was."""
+    """Seeds torch with ``seed`` inside the block and restores its random state afterward."""
     devices = range(torch.cuda.device_count())
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed)
@@ -26,15 +26,15 @@ _SAME = {
     "channels": ("channels", "in_channels", "in_chans", "num_channels"),
     "size": ("size", "image_size", "img_size"),
 }
-"""What factories call their arguments."""
+"""The names that factories use for their arguments."""
 
 
 def arguments(
     factory: Callable[..., object], *, classes: int, channels: int | None, size: int | None
 ) -> dict[str, int]:
-    """The arguments that ``factory`` accepts by name, under whichever usual name it has for them.
+    """The arguments that ``factory`` accepts by name, under whichever usual names it uses.
 
-    One that is None is left to the factory's own default, if it has one.
+    An argument that is None is left to the factory's own default, if there is one.
     """
     parameters = inspect.signature(factory).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())

@@ -1,7 +1,7 @@
-"""Language models of Hugging Face's transformers, for the engine that reads pictures.
+"""Language models from Hugging Face's transformers, adapted to the engine that reads pictures.
 
 As in :mod:`leakmeter.models.text`, an embedded sentence is a picture with one channel,
-[N, 1, words, width], and the network answers with logits [N, vocabulary, words].
+[N, 1, words, width], and the network returns logits [N, vocabulary, words].
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from leakmeter.models.text import Embedded
 
 
 class CausalLM(Embedded):
-    """A causal language model of transformers, such as ``GPT2LMHeadModel``.
+    """A causal language model from transformers, such as ``GPT2LMHeadModel``.
 
-    The module is wrapped, not copied, and its input embedding is frozen, with it an output layer
-    that shares its weights. If clients trained it, the rows of its gradient would name the words
-    without any attack.
+    The module is wrapped, not copied, and its input embedding is frozen, along with any output
+    layer that shares its weights. If clients trained the embedding, the rows of its gradient would
+    reveal the words without any attack.
 
     Args:
-        model: a ``PreTrainedModel`` that takes ``inputs_embeds`` and answers with ``logits``.
+        model: a ``PreTrainedModel`` that takes ``inputs_embeds`` and returns ``logits``.
     """
 
     def __init__(self, model: Any) -> None:
@@ -37,15 +37,15 @@ class CausalLM(Embedded):
         model.get_input_embeddings().requires_grad_(False)
 
     def forward(self, embedded: Tensor) -> Tensor:
-        """Guess the next word behind every word."""
+        """Predict the next word after every word."""
         answer: Any = self.model(inputs_embeds=embedded[:, 0], use_cache=False)
         logits: Tensor = answer.logits
         return logits.transpose(1, 2)
 
     def table(self) -> Tensor:
-        """The embedding [vocabulary, width] as the model itself reads it: some scale their weights.
+        """The embedding [vocabulary, width] as the model reads it; some models scale the weights.
 
-        These are in the state, so that the server knows them.
+        The weights are in the state, so the server knows them.
         """
         model: Any = self.model
         embedding = model.get_input_embeddings()

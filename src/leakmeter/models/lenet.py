@@ -10,15 +10,15 @@ from torch import nn
 def lenet_sigmoid(
     strides: tuple[int, ...], *, classes: int, channels: int, size: int
 ) -> nn.Sequential:
-    """5x5 convolutions of 12 channels, one per stride: [N, channels, size, size] -> [N, classes].
+    """12-channel 5x5 convolutions, one per stride: [N, channels, size, size] -> [N, classes].
 
-    Strides (2, 2, 1) are the network of DLG's public code, which IG calls "LeNet (Zhu)" (Geiping
-    et al. 2020, section 5). Strides (1, 1, 1, 1) are SAPAG's LeNet-5 (Wang et al. 2020, section
-    VI-A); SAPAG does not state the padding, here it is DLG's, 2.
+    Strides (2, 2, 1) give the network in DLG's public code, which IG calls "LeNet (Zhu)" (Geiping
+    et al. 2020, section 5). Strides (1, 1, 1, 1) give SAPAG's LeNet-5 (Wang et al. 2020, section
+    VI-A); SAPAG does not state the padding, so DLG's padding of 2 is used.
 
     All parameters are drawn from U(-0.5, 0.5), as in DLG, IG and SAPAG (which also tries
-    Xavier-normal): with torch's default the sigmoids shrink the first layer's gradient
-    several hundredfold.
+    Xavier-normal): with torch's default, the sigmoids shrink the first layer's gradient by a
+    factor of several hundred.
     """
     layers = OrderedDict[str, nn.Module]()
     width, side = channels, size
@@ -37,15 +37,16 @@ def lenet_sigmoid(
 def lenet_tanh(*, classes: int, channels: int, size: int, softmax: bool = False) -> nn.Sequential:
     """LeNet (LeCun et al. 1998) with tanh: [N, channels, size, size] -> [N, classes].
 
-    SME (Zhu et al. 2023, appendix G). As in its public code the average pooling pads by one, so
-    28x28 reaches the dense layers as 5x5 without padding the image.
+    From SME (Zhu et al. 2023, appendix G). As in its public code, the average pooling pads by one,
+    so 28x28 reaches the dense layers as 5x5 without padding the image.
 
     Args:
         classes: number of outputs.
         channels: channels of the images.
         size: side of the images in pixels.
-        softmax: end in a softmax, although the client's cross-entropy applies softmax again, as
-            in that code: it keeps gradients so small that SME's client can learn with step 0.4.
+        softmax: whether to end in a softmax as in that code, although the client's cross-entropy
+            applies softmax again. It keeps gradients so small that SME's client can learn with a
+            step size of 0.4.
     """
     side = (size - 4) // 2 + 1
     side = (side - 4) // 2 + 1

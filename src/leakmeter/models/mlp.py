@@ -8,11 +8,11 @@ from torch import nn
 
 
 def mlp(*, classes: int, channels: int, size: int) -> nn.Sequential:
-    """Hidden layers of 1000 and 1000 with ReLU: [N, channels, size, size] -> [N, classes].
+    """Two hidden layers of 1000 with ReLU: [N, channels, size, size] -> [N, classes].
 
-    SME (Zhu et al. 2023, appendix G). Its public code also puts a ReLU on the output, which the
-    paper does not mention and which zeroes gradients that label recovery reads; here there is
-    none.
+    From SME (Zhu et al. 2023, appendix G). Its public code also puts a ReLU on the output, which
+    is omitted here: the paper does not mention it, and it zeroes gradients that label recovery
+    needs.
     """
     return nn.Sequential(
         OrderedDict[str, nn.Module](

@@ -29,11 +29,11 @@ class Entry:
     """One built-in model.
 
     Attributes:
-        builder: takes those of ``classes``, ``channels`` and ``size`` it names.
+        builder: takes whichever of ``classes``, ``channels``, and ``size`` it names.
         channels: channels of the images its paper uses.
         size: side of the images its paper uses, in pixels.
-        about: what it is and which paper uses it, in one line.
-        smallest: the smallest side it takes.
+        about: one line on what it is and which paper uses it.
+        smallest: the smallest side it accepts.
         multiple_of: a number the side must be divisible by.
     """
 

@@ -1,6 +1,6 @@
-"""Every ResNet of the papers: one stem, stages of residual blocks, one head.
+"""All of the papers' ResNets: one stem, stages of residual blocks, and one head.
 
-Parameter names are torchvision's, so its published weights load into ``resnet18`` to
+Parameter names match torchvision's, so its published weights load into ``resnet18`` through
 ``resnet152``.
 """
 
@@ -19,7 +19,7 @@ Stem = Callable[[int, int], Layers]
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around a shortcut (He et al. 2016, figure 5 left).
+    """Two 3x3 convolutions with a shortcut around them (He et al. 2016, figure 5 left).
 
     [N, width_in, H, W] -> [N, width, H / stride, W / stride].
     """
@@ -43,13 +43,13 @@ class BasicBlock(nn.Module):
 
 
 class SigmoidBlock(BasicBlock):
-    """The basic block with sigmoid, whose second derivative is not zero (SAPAG, section VI-A)."""
+    """A basic block with sigmoid, whose second derivative is nonzero (SAPAG, section VI-A)."""
 
     activation = staticmethod(torch.sigmoid)
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions around a shortcut (He et al. 2016, figure 5 right).
+    """1x1, 3x3, and 1x1 convolutions with a shortcut around them (He et al. 2016, figure 5 right).
 
     [N, width_in, H, W] -> [N, 4 width, H / stride, W / stride]. The stride is on the 3x3, as in
     torchvision, whose networks IG uses.
@@ -105,9 +105,9 @@ def resnet(
 ) -> nn.Sequential:
     """A ResNet with global average pooling: [N, channels, size, size] -> [N, classes].
 
-    IG (Geiping et al. 2020, section 5) and AGIC (section V) attack these, untrained ones with
-    torchvision's initialization (convolutions He-normal over the outputs), so it is used here.
-    In ResNet20-4 and ResNet32-10 the last number multiplies the width 16 of the CIFAR networks.
+    IG (Geiping et al. 2020, section 5) and AGIC (section V) attack these networks. Their untrained
+    ones have torchvision's initialization (convolutions He-normal over the outputs), so it is used
+    here. In ResNet20-4 and ResNet32-10, the last number multiplies the CIFAR networks' width of 16.
 
     Args:
         block: the residual block.
@@ -136,9 +136,9 @@ def resnet(
 def resnet8(*, classes: int, channels: int, size: int) -> nn.Sequential:
     """SME's ResNet8, one basic block per stage: [N, channels, size, size] -> [N, classes].
 
-    SME (Zhu et al. 2023, appendix G) states "three building blocks". From its public code: widths
-    32, 64, 128, a 2x2 average pooling padded by one in place of the global one, two dense layers
-    without an activation between them, torch's default initialization.
+    SME (Zhu et al. 2023, appendix G) states "three building blocks". The rest is from its public
+    code: widths 32, 64, and 128, 2x2 average pooling padded by one instead of global pooling, two
+    dense layers without an activation between them, and torch's default initialization.
     """
     side = ((size + 1) // 2 + 1) // 2 // 2 + 1
     return nn.Sequential(

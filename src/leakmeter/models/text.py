@@ -1,7 +1,8 @@
-"""The transformer language model on which SAPAG reads sentences.
+"""The transformer language model from which SAPAG reads sentences.
 
-To the engine an embedded sentence is a picture with one channel, [N, 1, words, width]: a row is a
-word. The network answers at every word, with logits [N, vocabulary, words] for the next one.
+To the engine, an embedded sentence is a picture with one channel, [N, 1, words, width], in which
+each row is a word. At every word the network returns logits for the next one,
+[N, vocabulary, words].
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ BOUND = 0.1
 """Embeddings are drawn from [-BOUND, BOUND]."""
 
 NORMALIZE: Normalization = ((0.5,), (0.5 / BOUND,))
-"""Maps pixels in [0, 1] to embeddings in [-BOUND, BOUND]: what a client needs as ``normalize``."""
+"""Maps pixels in [0, 1] to embeddings in [-BOUND, BOUND]; a client needs it as ``normalize``."""
 
 _HEADS = 4
 _HIDDEN = 200
@@ -27,7 +28,7 @@ _LAYERS = 2
 
 
 class Embedded(nn.Module):
-    """Base of language models that take words as rows of a frozen embedding."""
+    """Base class for language models that take words as rows of a frozen embedding."""
 
     def table(self) -> Tensor:
         """The embedding [vocabulary, width]."""
@@ -35,12 +36,12 @@ class Embedded(nn.Module):
 
     @property
     def normalize(self) -> Normalization:
-        """Maps pixels in [0, 1] to embeddings: what a client needs as ``normalize``."""
+        """Maps pixels in [0, 1] to embeddings; a client needs it as ``normalize``."""
         bound = self.table().abs().max().item()
         return (0.5,), (0.5 / bound,)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Pixels [N, 1, words, width] in [0, 1], as a client takes them, of tokens [N, words]."""
+        """Pixels [N, 1, words, width] in [0, 1], as a client needs them, for tokens [N, words]."""
         if tokens.ndim != 2 or 0 in tokens.shape or tokens.is_floating_point():
             raise LeakmeterError(
                 f"tokens must be integers [N, words], not {tokens.dtype} {tuple(tokens.shape)}"
@@ -55,7 +56,7 @@ class Embedded(nn.Module):
         return (table[tokens].unsqueeze(1) * std + mean).clamp(0, 1)
 
     def tokens(self, pixels: Tensor) -> Tensor:
-        """Tokens [N, words] of pixels [N, 1, words, width], whether exact or reconstructed."""
+        """Tokens [N, words] for exact or reconstructed pixels [N, 1, words, width]."""
         table = self.table()
         if pixels.ndim != 4 or pixels.shape[1] != 1 or pixels.shape[3] != table.shape[1]:
             raise LeakmeterError(
@@ -73,8 +74,8 @@ class Embedded(nn.Module):
 class CausalAttention(nn.Module):
     """Multi-head self-attention in which no word sees a later one: [N, words, width] -> the same.
 
-    Written out, because torch's fused attention has no second derivative on the CPU and every
-    gradient matching needs one.
+    Written out because torch's fused attention has no second derivative on the CPU, which all
+    gradient matching needs.
     """
 
     def __init__(self, width: int) -> None:
@@ -83,7 +84,7 @@ class CausalAttention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, words: Tensor) -> Tensor:
-        """Mix every word with those before it, each head by its own similarity."""
+        """Mix every word with those before it; each head uses its own similarity."""
         batch, count, width = words.shape
         qkv = self.qkv(words).reshape(batch, count, 3, _HEADS, width // _HEADS)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
@@ -115,18 +116,18 @@ class LanguageModel(Embedded):
     """Embedded sentences [N, 1, words, width] -> logits of the next word [N, vocabulary, words].
 
     From SAPAG (Wang et al. 2020, section VII): a position encoder, two encoder layers with four
-    heads and 200 hidden units, GELU, a uniformly initialized embedding. Its "decoder" is read as
-    the output layer over the vocabulary, as in language models without a second sentence to attend
-    to; there is no dropout.
+    heads and 200 hidden units, GELU, and a uniformly initialized embedding. We take its "decoder"
+    to be the output layer over the vocabulary, as in language models without a second sentence to
+    attend to; there is no dropout.
 
-    Our choice: the width (the paper's 5,000 is out of reach without a GPU), the range of the
-    embedding, a causal mask, and that the embedding is frozen: if clients trained it, the rows of
-    its gradient would name the words without any attack. In the small range the position code is
+    Our choices: the width (the paper's 5,000 is out of reach without a GPU), the range of the
+    embedding, a causal mask, and freezing the embedding. If clients trained it, the rows of its
+    gradient would reveal the words without any attack. In the small range, the position code is
     the larger part of the input, which tells an attack where in the sentence a word belongs; in
-    [-1, 1] it finds the words, but in a wrong order.
+    [-1, 1], an attack finds the words, but in the wrong order.
 
     Attributes:
-        embedding: [vocabulary, width], frozen; in the state, so that the server knows it.
+        embedding: [vocabulary, width], frozen; part of the state, so the server knows it.
     """
 
     def __init__(self, vocabulary: int, width: int) -> None:
@@ -138,7 +139,7 @@ class LanguageModel(Embedded):
         self.decoder = nn.Linear(width, vocabulary)
 
     def forward(self, embedded: Tensor) -> Tensor:
-        """Guess the next word behind every word."""
+        """Predict the next word after every word."""
         words = embedded[:, 0]
         words = self.layers(words + _positions(words))
         logits: Tensor = self.decoder(words)
@@ -149,10 +150,10 @@ class LanguageModel(Embedded):
         return self.embedding
 
     def nearest(self, rows: Tensor) -> Tensor:
-        """The word of the largest weight: rows times the pseudo-inverse (SAPAG, section VII).
+        """The word with the largest weight: rows times the pseudo-inverse (SAPAG, section VII).
 
-        A square embedding makes this fragile, as its pseudo-inverse amplifies noise: let the
-        vocabulary be clearly larger than the width, or clearly smaller.
+        A square embedding makes this fragile because its pseudo-inverse amplifies noise: make the
+        vocabulary clearly larger or clearly smaller than the width.
         """
         inverse: Tensor = torch.linalg.pinv(self.embedding.double())
         return (rows @ inverse).argmax(-1)
@@ -168,8 +169,8 @@ def build(vocabulary: int, *, width: int = 100, seed: int = 0) -> LanguageModel:
 
     Args:
         vocabulary: number of words it knows, at least 2.
-        width: numbers that stand for a word, a multiple of 4.
-        seed: of the initial weights.
+        width: number of values that represent a word, a multiple of 4.
+        seed: seed for the initial weights.
     """
     if vocabulary < 2:
         raise LeakmeterError(f"vocabulary is {vocabulary}: a language model needs at least 2 words")
@@ -180,7 +181,7 @@ def build(vocabulary: int, *, width: int = 100, seed: int = 0) -> LanguageModel:
 
 
 def _positions(words: Tensor) -> Tensor:
-    """Sines and cosines of every place in a sentence, [words, width] (Vaswani et al. 2017)."""
+    """Sines and cosines for every position in a sentence, [words, width] (Vaswani et al. 2017)."""
     count, width = words.shape[1:]
     place = torch.arange(count, device=words.device, dtype=words.dtype)[:, None]
     pair = torch.arange(0, width, 2, device=words.device, dtype=words.dtype)

@@ -1,4 +1,4 @@
-"""The user's own model, by import path or file: ``package.module:factory``."""
+"""The user's own model, given by import path or file: ``package.module:factory``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from leakmeter.models.factory import arguments, seeded
 def build(
     name: str, *, classes: int, channels: int | None, size: int | None, seed: int
 ) -> nn.Module:
-    """Import what ``name`` points at and call it; see :func:`leakmeter.models.build`."""
+    """Import what ``name`` points to and call it; see :func:`leakmeter.models.build`."""
     source, _, attribute = name.rpartition(":")
     if not source or not attribute:
         raise LeakmeterError(
@@ -29,7 +29,7 @@ def build(
     folder = Path(source).expanduser().resolve().parent if source.endswith(".py") else Path.cwd()
     with _importable(folder), seeded(seed):
         factory = _factory(name, source, attribute)
-        torch.manual_seed(seed)  # again: a first import may draw numbers, a second one does not
+        torch.manual_seed(seed)  # seed again: only a first import may draw numbers
         model = _call(name, factory, classes=classes, channels=channels, size=size)
     if not isinstance(model, nn.Module):
         raise LeakmeterError(
@@ -41,7 +41,7 @@ def build(
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """Imports find ``folder`` first, as in ``python -m`` and ``python file.py``."""
+    """Makes imports look in ``folder`` first, as in ``python -m`` and ``python file.py``."""
     before = sys.path.copy()
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
@@ -98,7 +98,7 @@ def _load(source: str) -> ModuleType:
     assert spec is not None  # always found by its suffix .py
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses in the file look themselves up here
+    sys.modules[spec.name] = module  # dataclasses in the file look up their module here
     try:
         spec.loader.exec_module(module)
     except BaseException:

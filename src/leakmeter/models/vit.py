@@ -15,8 +15,8 @@ _HIDDEN = 2 * _WIDTH
 class Attention(nn.Module):
     """Multi-head self-attention: [N, tokens, 384] -> [N, tokens, 384].
 
-    Written out, because torch's fused attention has no second derivative on the CPU and every
-    gradient matching needs one.
+    Written out because torch's fused attention has no second derivative on the CPU, which all
+    gradient matching needs.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(_WIDTH, _WIDTH)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Mix the tokens, each head by its own similarity."""
+        """Mix the tokens; each head uses its own similarity."""
         batch, count, _ = tokens.shape
         qkv = self.qkv(tokens).reshape(batch, count, 3, _HEADS, _WIDTH // _HEADS)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
@@ -36,7 +36,7 @@ class Attention(nn.Module):
 
 
 class FirstBlock(nn.Module):
-    """What makes it type A: attention sees the embedding itself, no norm and no shortcut.
+    """What makes it type A: attention sees the embedding itself, with no norm and no shortcut.
 
     [N, tokens, 384] -> [N, tokens, 384] (Lu et al. 2021, figure 1 A).
     """
@@ -48,7 +48,7 @@ class FirstBlock(nn.Module):
         self.mlp = _mlp(_WIDTH)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Attention alone, then the MLP around its shortcut."""
+        """Apply attention alone, then the MLP with its shortcut."""
         tokens = self.attention(tokens)
         out: Tensor = tokens + self.mlp(self.norm(tokens))
         return out
@@ -65,7 +65,7 @@ class Block(nn.Module):
         self.mlp = _mlp(_WIDTH)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Attention and MLP, each around its shortcut."""
+        """Apply attention and the MLP, each with its shortcut."""
         tokens = tokens + self.attention(self.norm1(tokens))
         out: Tensor = tokens + self.mlp(self.norm2(tokens))
         return out
@@ -74,12 +74,12 @@ class Block(nn.Module):
 class VitA(nn.Module):
     """ViT type A: [N, channels, size, size] -> [N, classes].
 
-    From APRIL (Lu et al. 2021, figure 1 A): the embedding goes into the first attention as it is,
-    the precondition of the closed-form attack. From SME's public code (Zhu et al. 2023, appendix
-    G): width 384, 4 heads, 4 blocks, MLPs twice as wide with GELU, no bias on queries, keys and
-    values, a class token, a head with one hidden layer.
+    From APRIL (Lu et al. 2021, figure 1 A): the embedding goes into the first attention unchanged,
+    which the closed-form attack requires. From SME's public code (Zhu et al. 2023, appendix G):
+    width 384, 4 heads, 4 blocks, MLPs twice as wide with GELU, no bias on queries, keys, and
+    values, a class token, and a head with one hidden layer.
 
-    Our choice: position embeddings drawn from N(0, 0.02^2) as in ViT (SME's code starts them at
+    Our choice: position embeddings drawn from N(0, 0.02^2), as in ViT (SME's code starts them at
     zero, which makes the untrained network blind to the order of the patches).
 
     Args:

@@ -29,7 +29,7 @@ _TABLE_4 = (
     ("imagenet", 4, (9.879, 0.070), (11.640, 0.216), (12.836, 0.302)),
 )
 
-# labels, pooling, rate for batch size 1, for batch size 4
+# labels, pooling, rate for batch size 1, rate for batch size 4
 _TABLE_5 = (
     (False, False, 0.819, 0.509),
     (False, True, 0.873, 0.547),

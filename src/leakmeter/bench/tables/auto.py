@@ -1,4 +1,4 @@
-"""auto beside the single recipes it chooses from, and those it does not."""
+"""auto compared with single recipes, both those it chooses from and others."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from leakmeter.bench.table import Recipe, Row, Table, Victim
 from leakmeter.bench.tables.sme import federation
 
 _STEPS = 150
-"""Of auto; attacks that take small steps have as many more as they have in auto."""
+"""Iterations of auto; attacks that take small steps get more, by the same factor as in auto."""
 
 _MANY = 24 * _STEPS
 
 _AUTO = Recipe("auto", _STEPS, {"seconds": 3600.0})
-"""With more time than it needs: what it finds shall not depend on what else the machine does."""
+"""Has more time than it needs, so that the result does not depend on the machine's load."""
 
 _LOCAL = {
     "Retrace": Recipe("retrace", _STEPS),

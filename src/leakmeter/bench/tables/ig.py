@@ -34,7 +34,7 @@ _TABLE_3 = (
 
 
 def _trained(epochs: int, lr: float) -> Pretraining:
-    """Plain training: one client, one round per epoch, batch norm with the batch's statistics."""
+    """Plain training: one client, one round per epoch, batch norm with batch statistics."""
     return Pretraining(
         rounds=epochs,
         split="one",
@@ -43,7 +43,7 @@ def _trained(epochs: int, lr: float) -> Pretraining:
     )
 
 
-# Few epochs: the residual networks take a minute or two for each on one core.
+# Only a few epochs: on one core, the residual networks take a minute or two for each.
 _TRAINING = {
     "lenet-zhu": _trained(20, 0.01),
     "resnet20-4": _trained(6, 0.05),

@@ -1,4 +1,4 @@
-"""Retrace, leakmeter's own attack: how far it is from the gradient of a single step."""
+"""Retrace, leakmeter's own attack: how close it comes to an attack on a single step's gradient."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from leakmeter.bench.tables.sme import CNN
 REFERENCE = "leakmeter: Retrace, docs/retrace.md"
 _STEPS = 300
 
-# N, E, B, then SME's printed PSNR for CIFAR-100 and FEMNIST, where there is one
+# N, E, B, then SME's printed PSNR for CIFAR-100 and FEMNIST, if any
 _SETTINGS = (
     (10, 5, 10, None, None),
     (10, 10, 10, 28.5, 30.3),
@@ -24,7 +24,7 @@ _SETTINGS = (
     (50, 20, 50, None, None),
 )
 
-# Clients whose images are not random: those of SME's public code, and some without a common class
+# Clients whose images are not random: as in SME's public code, or all from different classes
 _PICKED: tuple[tuple[str, str, Pick, int], ...] = (
     ("one writer", "femnist", "writer", 10),
     ("one writer", "femnist", "writer", 20),
@@ -32,8 +32,8 @@ _PICKED: tuple[tuple[str, str, Pick, int], ...] = (
     ("distinct classes", "cifar100", "distinct", 20),
 )
 
-# Step sizes for the same drop in loss as SGD's, mean over five clients (0.24); the last is far
-# beyond it (3 on the first client).
+# Step sizes that give the same drop in loss as SGD, averaged over five clients (0.24); the last
+# one goes far beyond that (3 on the first client).
 _OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"lr": 0.004},
     "momentum": {"lr": 0.00075, "momentum": 0.9},
@@ -69,7 +69,7 @@ def _rows(
 
 
 def _single_step(data: str, examples: int, pick: Pick = "random") -> list[Row]:
-    """What one gradient of the same images gives away."""
+    """How much a single gradient of the same images gives away."""
     victim = Victim(data=data, model=CNN[data], examples=examples, shares="gradient", pick=pick)
     whose = "one writer" if pick == "writer" else data
     return _rows(f"{whose} N={examples} single step", victim, ("IG", "auto"))

@@ -85,7 +85,7 @@ def _table_2() -> tuple[Row, ...]:
 
 
 def _table_3() -> tuple[Row, ...]:
-    """Section VII. The shares are counted from the two printed sentences, order aside."""
+    """Section VII. The shares are counted from the two printed sentences, ignoring word order."""
     return tuple(
         Row(
             setting="sentence",

@@ -11,7 +11,7 @@ _REFERENCE = "Zhu, Yao, Blaschko: Surrogate Model Extension, ICML 2023"
 Printed = tuple[float, float] | None
 """(L_sim, PSNR), or ``None`` where the paper has none."""
 
-# Appendix D: both with TV 0.01 as SME takes it, which is 0.005 as IG takes it.
+# Appendix D: both with TV 0.01 by SME's definition, which is 0.005 by IG's.
 IG = Recipe("ig", 1000, {"lr": 1.0, "tv": 0.005, "sign": False})
 SME = Recipe("sme", 1000, {"lr": 1.0, "tv": 0.01})
 DLFA = {
@@ -118,7 +118,7 @@ def _rows(
 def _table_2() -> tuple[Row, ...]:
     rows: list[Row] = []
     for data, epochs, examples, *printed in _TABLE_2:
-        # With 50 images it matters whose they are: see docs/reproduction.md.
+        # With 50 images, it matters which writers they come from: see docs/reproduction.md.
         pick: Pick = "writer" if data == "femnist" and examples == 50 else "random"
         victim = Victim(
             data=data,
@@ -191,8 +191,8 @@ def _table_6() -> tuple[Row, ...]:
 
 
 def _table_7() -> tuple[Row, ...]:
-    # SME's public code attacks the transformer with a smaller step than appendix D says, which
-    # does not decay.
+    # SME's public code attacks the transformer with a smaller step size than appendix D states,
+    # and without decay.
     gentle = {"IG": Recipe("ig", 1000, {**IG.options, "lr": 0.1, "decay": False})}
     gentle |= {"SME": Recipe("sme", 1000, {**SME.options, "lr": 0.1, "decay": False})}
     rows: list[Row] = []
